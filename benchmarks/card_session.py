@@ -34,12 +34,15 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.frame import Rows, parse, parser, report, synchronize
-from benchmarks.launch_counts import META, BareEngine, as_on_a_card, halves
+from benchmarks.launch_counts import META, BareEngine, as_on_a_card, halves, random_patches
 from benchmarks.make_random import make_config, random_tensor
 from qwen35mm_kernels import select_backend
+from qwen35mm_preprocess import GridTHW
 
 ROWS = (64, 128, 256, 512, 1024, 2048)
 HISTORIES = (0, 30_000)
+# Pictures of 256, 512 and 1,024 pixels, and eight frames of a small video.
+GRIDS = ((1, 16, 16), (1, 32, 32), (1, 64, 64), (8, 16, 28))
 # What vLLM holds to make a row's bits independent of the rows beside it on Hopper.
 FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
 # Operations that a decode step is measured without, in turn.
@@ -100,6 +103,7 @@ def steps(out: Path, *, dry: bool = False) -> list[Step]:
             120,
             {"TRITON_INTERPRET": "0"},
         ),
+        *(Step(f"tower-{size}", own("tower", "--size", size), 15) for size in ("0.8B", "9B")),
         Step("parts-0.8B", own("parts", "--size", "0.8B"), 40),
         Step("decode-9B", own("decode", "--size", "9B"), 25),
         # Two graphs more and their copies, on one card.
@@ -235,6 +239,35 @@ def row_bits(engine: BareEngine, rows: Sequence[int]) -> Iterator[dict[str, Any]
         yield row
 
 
+@torch.inference_mode()
+def tower(engine: BareEngine, grids: Sequence[tuple[int, int, int]]) -> Iterator[dict[str, Any]]:
+    """Pictures and a video's unit, launched one by one and by a graph; what a capture takes, and whether bits stay."""
+    from qwen35mm.engine.tower import RUNS_BEFORE, Tower
+    from qwen35mm.engine.vision import VisionUnit, encode
+
+    device, towers = engine.device, Tower(engine.model)
+    for grid in grids:
+        patches = random_patches(grid)
+        unit, medium = VisionUnit(0, 0, grid[0], GridTHW(*grid), b""), SimpleNamespace(patches=patches)
+
+        def launched(unit: VisionUnit = unit, medium: Any = medium) -> torch.Tensor:
+            *_, (_, features) = encode(engine.model, unit, medium)
+            assert features is not None
+            return features
+
+        row: dict[str, Any] = {"grid": str(grid), "launched, ms": median_ms(launched, device)}
+        found = [towers.graph_of(patches, unit.grid_thw) for _ in range(RUNS_BEFORE - 1)]
+        started_s = time.perf_counter()
+        graph = towers.graph_of(patches, unit.grid_thw)
+        synchronize(device)
+        assert found == [None] * (RUNS_BEFORE - 1)
+        if graph is not None:
+            row["capture, ms"] = 1e3 * (time.perf_counter() - started_s)
+            row["graph, ms"] = median_ms(functools.partial(graph.run, patches), device)
+            row["same bits"] = torch.equal(graph.run(patches), launched())
+        yield row
+
+
 def decode(engine: BareEngine, batches: Sequence[int], num_steps: int = 16) -> Iterator[dict[str, Any]]:
     """Decode steps behind 64 tokens as the engine runs them: captured on a card, and launched one ahead."""
     for size in batches:
@@ -334,6 +367,7 @@ def _measure(arguments: argparse.Namespace) -> Rows:
         "prefill": functools.partial(prefill, engine, rows, histories),
         "rows": functools.partial(row_bits, engine, rows),
         "decode": functools.partial(decode, engine, (1, 8)),
+        "tower": functools.partial(tower, engine, GRIDS),
         "parts": functools.partial(parts, engine),
     }[arguments.part]()
     found = []
@@ -353,7 +387,9 @@ def main() -> None:
     options.add_argument("--compile", action="store_true", help="compile, and measure nothing")
     options.add_argument("--capability", type=int, default=90, help="what to compile for")
     options.add_argument("--sizes", type=lambda text: text.split(","), default=["0.8B", "9B"], help="what to compile")
-    options.add_argument("--part", choices=["prefill", "rows", "decode", "parts"], help="one step's work, here")
+    options.add_argument(
+        "--part", choices=["prefill", "rows", "decode", "parts", "tower"], help="one step's work, here"
+    )
     options.add_argument("--size", default="0.8B")
     options.add_argument("--integers", choices=["int8", "int4", "fp8"])
     options.add_argument("--halves", action="store_true", help="a part of a decode step for each half of the layers")

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from benchmarks.frame import parse, parser, report
 from benchmarks.make_random import SIZES, make_config
+from qwen35mm_preprocess import GridTHW, Patches
 
 if TYPE_CHECKING:
     from qwen35mm.engine.step_graph import StepGraph
@@ -30,7 +33,16 @@ if TYPE_CHECKING:
 META = torch.device("meta")
 CONTEXT_LENGTH = 32_768
 _PRODUCTS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm")
-_NO_LAUNCHES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach_", "_unsafe_view")
+_NO_LAUNCHES = (
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach_",
+    "_unsafe_view",
+    "lift_fresh",
+)
 
 
 class BareEngine:
@@ -130,6 +142,13 @@ def shallow(size: str, num_layers: int, num_blocks: int, dtype: str = "bfloat16"
     return data
 
 
+def random_patches(grid: tuple[int, int, int]) -> Patches:
+    """A picture's, of some pixels."""
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (math.prod(grid), 3, 1, 16 * 16), dtype=np.uint8)
+    return Patches(pixels, random.standard_normal((3, 256), np.float32), temporal_patch_size=2)
+
+
 @contextlib.contextmanager
 def as_on_a_card() -> Iterator[None]:
     """Models made inside run on meta tensors as on a card with Triton."""
@@ -203,22 +222,41 @@ def count(run: Callable[[], object]) -> Counts:
 
 
 @torch.inference_mode()
-def count_replay(engine: BareEngine, num_rows: int) -> Counts:
-    """What the host launches for a step whose parts are graphs: these, and copies."""
-    from qwen35mm.engine import parts
+def count_replay(make: Callable[[], Callable[[], object]]) -> Counts:
+    """What the host launches for work that is captured where an engine captures: graphs, and copies.
+
+    Args:
+        make: captures the work, and returns what replays it.
+    """
+    from qwen35mm.engine import parts, tower
     from qwen35mm_kernels.gpu.launch import trial
 
     counts = Counts()
-    with (
-        trial({}, lambda *arguments, **options: None),
-        mock.patch.object(parts, "capture", counts.capture),
-        mock.patch.object(parts, "runs_triton", return_value=True),
-    ):
-        graph = engine.step(num_rows)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(trial({}, lambda *arguments, **options: None))
+        for module in (parts, tower):
+            stack.enter_context(mock.patch.object(module, "capture", counts.capture))
+            stack.enter_context(mock.patch.object(module, "runs_triton", return_value=True))
+        replay = make()
         counts.graphs = 0
         with counts:
-            graph.run(0)
+            replay()
     return counts
+
+
+def replayed_step(engine: BareEngine, num_rows: int) -> Callable[[], None]:
+    """A step that is captured."""
+    return functools.partial(engine.step(num_rows).run, 0)
+
+
+def replayed_tower(engine: BareEngine, grid: tuple[int, int, int]) -> Callable[[], torch.Tensor]:
+    """The tower's run over a picture whose grid is captured."""
+    from qwen35mm.engine.tower import RUNS_BEFORE, Tower
+
+    tower, patches = Tower(engine.model), random_patches(grid)
+    *_, graph = [tower.graph_of(patches, GridTHW(*grid)) for _ in range(RUNS_BEFORE)]
+    assert graph is not None
+    return functools.partial(graph.run, patches)
 
 
 def counted(engine: BareEngine) -> Iterator[dict[str, Any]]:
@@ -234,7 +272,8 @@ def counted(engine: BareEngine) -> Iterator[dict[str, Any]]:
         for name, run in runs.items():
             found = count(run)
             yield as_row(name, found)
-    yield as_row("step of 1 as a graph", count_replay(engine, 1))
+    yield as_row("step of 1 as a graph", count_replay(lambda: replayed_step(engine, 1)))
+    yield as_row("tower, 1024 x 1024, as a graph", count_replay(lambda: replayed_tower(engine, (1, 64, 64))))
 
 
 def as_row(name: str, counts: Counts) -> dict[str, Any]:
@@ -257,7 +296,8 @@ def main() -> None:
             found = [*counted(engine)]
             split = halves(META, len(engine.model.layers))
             engine = BareEngine(data, device=split, kv_dtype=arguments.kv_dtype)
-            found.append(as_row("step of 1 on two cards", count_replay(engine, 1)))
+            on_two_cards = count_replay(functools.partial(replayed_step, engine, 1))
+            found.append(as_row("step of 1 on two cards", on_two_cards))
             rows += [{"model": size, **row} for row in found]
     report("launch_counts", arguments, {"Launches": rows})
 

@@ -25,8 +25,13 @@ def upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
     A copy from pageable memory waits for all of a GPU's pending work, and then the GPU waits for the host. A copy from
     pinned memory is queued like a launch.
     """
+    return for_upload(values, device).to(device, non_blocking=device.type == "cuda")
+
+
+def for_upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy in host memory, pinned for a GPU."""
     tensor = torch.tensor(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def prefill_batch(

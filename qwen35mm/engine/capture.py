@@ -30,8 +30,8 @@ def capture(device: torch.device, compute: Callable[[], None], memory: Any) -> C
                 compute()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Collecting an old graph during a capture would break the capture.
-        gc.collect()
+        # Collecting an old graph during a capture would break the capture. It isn't collected before, either: with a
+        # program's half a million objects that takes as long as many captures.
         gc.disable()
         try:
             # Other threads (files, another engine) may do what a capture forbids in this one.

@@ -9,6 +9,7 @@ from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.cache.placement import Devices, layer_devices
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine.settings import EngineSettings
+from qwen35mm.engine.tower import GRAPH_PATCHES, MOST_GRAPHS
 from qwen35mm.model.activations import (
     logits_bytes,
     paused_prefill_bytes,
@@ -34,6 +35,8 @@ _INPUT_TOKEN_BYTES = 4 * 8
 _MASK_TOKEN_BYTES = 256 * 7
 # Of keys in float32 at a time, while they are scored.
 _SCORED_COPIES = 3
+# Of a card's memory that torch's allocator takes at a time, for a graph's smaller tensors.
+_SEGMENT_BYTES = 20 * 2**20
 # glibc keeps freed blocks of up to 32 MiB: two of them were measured.
 _KEPT_BYTES = 2 * 32 * 2**20
 
@@ -88,7 +91,8 @@ def work_bytes(
     device: torch.device,
     context_length: int,
 ) -> int:
-    """Most working memory in bytes: the largest prompt chunk or vision unit, what paused prompts hold, and logits.
+    """Most working memory in bytes: the largest prompt chunk or vision unit, what paused prompts hold, and logits; on a
+    card also the vision tower's graphs.
 
     One prompt or history commit is computed at a time. Every other one may be paused: one in the vision tower, the rest
     between two layers of a chunk. Decoding a medium's file isn't included: that depends on the file.
@@ -103,7 +107,8 @@ def work_bytes(
         chunk += _tiles_bytes(config, dtype, context_length)
     running, paused = media_bytes(config, dtype, budget), media_bytes(config, dtype, budget, is_paused=True)
     others = rows * (paused_prefill_bytes(config, dtype, chunk_tokens) + context_length * _INPUT_TOKEN_BYTES)
-    return max(chunk + paused, running) + others + logits_bytes(config, rows + drafts, dtype) + tables
+    graphs = tower_graphs_bytes(config, dtype) if device.type == "cuda" else 0
+    return max(chunk + paused, running) + others + logits_bytes(config, rows + drafts, dtype) + tables + graphs
 
 
 def eviction_bytes(config: ModelConfig, formats: KVFormats) -> int:
@@ -134,6 +139,16 @@ def pixel_bytes(config: ModelConfig, budget: MediaBudget) -> int:
         for most in (budget.max_image_tokens, budget.max_video_tokens)
     )
     return max(image // tower.temporal_patch_size, video)
+
+
+def tower_graphs_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes that the vision tower's graphs keep: their work, and 8-bit pixels and positions; 0 without a tower."""
+    if config.tower is None:
+        return 0
+    tower = config.vision
+    kept = tower.patch_dim + tower.hidden_size * dtype.itemsize
+    work = vision_bytes(tower, dtype, GRAPH_PATCHES, num_frames=1)
+    return work + GRAPH_PATCHES * kept + MOST_GRAPHS * _SEGMENT_BYTES
 
 
 def media_bytes(config: ModelConfig, dtype: torch.dtype, budget: MediaBudget, *, is_paused: bool = False) -> int:

@@ -54,7 +54,7 @@ class Part:
             own.copy_(x)
 
     def prepare(self) -> None:
-        """Captures it. What `run` leaves is there afterwards, as the next part wants to be entered."""
+        """Captures it, or computes it once. The next part can be entered with what it left."""
         if self.captures:
             self._replay = capture(self.device, self.compute, self._memory)
             self._replay()
@@ -83,7 +83,8 @@ def can_capture(model: Qwen35Model) -> bool:
 
 def shared_memory(model: Qwen35Model) -> Memory:
     """Memory for all steps of an engine, of which one runs at a time."""
-    return {each: torch.cuda.graph_pool_handle() if runs_triton(each) else Arena() for each in model.devices}
+    devices = *model.devices, model.head_device
+    return {each: torch.cuda.graph_pool_handle() if runs_triton(each) else Arena() for each in dict.fromkeys(devices)}
 
 
 def run_and_record(devices: Iterable[torch.device], compute: Callable[[], None], memory: Any) -> Callable[[], None]:

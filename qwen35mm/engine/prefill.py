@@ -25,7 +25,7 @@ from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
 from qwen35mm.engine.schedule import work
 from qwen35mm.engine.settings import chunk_tokens_at, pauses_in_chunks
-from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES, VisionUnit, VisionUnits, encode, needed_units, place
+from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES, VisionUnit, VisionUnits, needed_units, place
 from qwen35mm.model import Batch
 from qwen35mm.model.batch import Watch
 from qwen35mm_preprocess import PreparedMedia
@@ -292,7 +292,7 @@ class Prefill:
             tower = runtime.model.tower
             if medium is None:
                 medium = yield from self._read(unit.media_index, indices)
-            encoding, num_run, self.in_tower = encode(runtime.model, unit, medium, self._adapters), 0, True
+            encoding, num_run, self.in_tower = runtime.tower.encode(unit, medium, self._adapters), 0, True
             if unit.media_index not in [following.media_index for following in units[index + 1 : index + 2]]:
                 medium = None  # keep one medium's pixels at a time
             for num_layers, features in encoding:

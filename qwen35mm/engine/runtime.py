@@ -32,6 +32,7 @@ from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine.memory import plan_engine
 from qwen35mm.engine.request import damage
 from qwen35mm.engine.settings import EngineSettings
+from qwen35mm.engine.tower import Tower
 from qwen35mm.engine.vision import UNIT_TEMPORAL_PATCHES
 from qwen35mm.errors import EngineError
 from qwen35mm.folders import user_folder
@@ -70,6 +71,7 @@ class Runtime:
         cache_settings: among others, the types of cached keys, values and states.
         kv_keep: how many keys and values a finished segment keeps.
         gates: help to choose which ones; None where all are kept, or the keys alone decide.
+        tower: the vision tower, as units are encoded.
         slots: concurrent requests; the pools have one more slot, for history commits, and some for drafts.
 
     Raises:
@@ -90,7 +92,7 @@ class Runtime:
     ) -> None:
         config, model = loaded.config, loaded.model
         keep_sums_exact(model.layer_devices)
-        self.loaded, self.model = loaded, model
+        self.loaded, self.model, self.tower = loaded, model, Tower(model)
         self.context_length = settings.context_length_of(config.text)
         self.chunk_tokens = settings.chunk_tokens_on(model.device)
         self.slots = settings.slots

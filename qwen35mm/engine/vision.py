@@ -80,8 +80,7 @@ def encode(
     Yields:
         The number of layers run so far, and the features [tokens, hidden] after the last one.
     """
-    tower, patches_per_frame = model.tower, unit.grid_thw.h * unit.grid_thw.w
-    patches = medium.patches[unit.start * patches_per_frame : unit.stop * patches_per_frame]
+    tower, patches = model.tower, patches_of(unit, medium)
     layers_per_step = max(1, patch_layers_per_step(tower.device) // len(patches))
     with model.routes.using(adapters):
         x, rope = tower.embed(pixel_values(patches, tower.device), unit.grid_thw)
@@ -95,6 +94,12 @@ def encode(
         features = tower.merger(x)
     del x
     yield len(tower.blocks), features
+
+
+def patches_of(unit: VisionUnit, medium: PreparedMedia) -> Patches:
+    """A unit's patches, as views."""
+    per_frame = unit.grid_thw.h * unit.grid_thw.w
+    return medium.patches[unit.start * per_frame : unit.stop * per_frame]
 
 
 def place(

@@ -18,6 +18,8 @@ from qwen35mm_kernels import select_backend
 
 _LAYER_NORM_EPS = 1e-6
 Rope = tuple[torch.Tensor, torch.Tensor]
+# Learned positions of a frame's patches, [h * w, width] in the model's dtype, and cosines and sines of all patches.
+Places = tuple[torch.Tensor, Rope]
 
 
 class VisionAttention(nn.Module):
@@ -94,13 +96,25 @@ class VisionTower(nn.Module):
     def device(self) -> torch.device:
         return self.patch_embed.weight.device
 
-    def embed(self, pixel_values: torch.Tensor, grid_thw: tuple[int, int, int]) -> tuple[torch.Tensor, Rope]:
+    def places(self, grid_thw: tuple[int, int, int]) -> Places:
+        """What depends on a grid alone."""
+        config, weight = self.config, self.patch_embed.weight
+        t, h, w = grid_thw
+        rows, columns = patch_coordinates(h, w, config.spatial_merge_size, weight.device)
+        positions = self._positions(rows, columns, h, w).to(weight.dtype)
+        cos, sin = vision_cos_sin(rows, columns, config.rope_theta, config.hidden_size // config.num_heads)
+        return positions, (cos.repeat(t, 1), sin.repeat(t, 1))
+
+    def embed(
+        self, pixel_values: torch.Tensor, grid_thw: tuple[int, int, int], places: Places | None = None
+    ) -> tuple[torch.Tensor, Rope]:
         """Embeds a medium's patches and their positions.
 
         Args:
             pixel_values: [P, channels * temporal_patch * patch * patch], any float dtype, merge blocks first
                 (transformers' order).
             grid_thw: (t, h, w) in patches; P is their product.
+            places: the grid's, if they are there.
 
         Returns:
             [P, width], and cosines and sines [P, head_dim / 2] float32: the inputs of `blocks`, with t.
@@ -119,10 +133,9 @@ class VisionTower(nn.Module):
         if h % merge or w % merge:
             raise ValueError(f"A grid's height and width must be multiples of {merge}; got {(t, h, w)}.")
         hidden = self.patch_embed(pixel_values.to(device=weight.device, dtype=weight.dtype))
-        rows, columns = patch_coordinates(h, w, merge, weight.device)
-        hidden += self._positions(rows, columns, h, w).to(hidden.dtype).repeat(t, 1)
-        cos, sin = vision_cos_sin(rows, columns, config.rope_theta, config.hidden_size // config.num_heads)
-        return hidden, (cos.repeat(t, 1), sin.repeat(t, 1))
+        positions, rope = self.places(grid_thw) if places is None else places
+        hidden += positions.repeat(t, 1)
+        return hidden, rope
 
     @torch.inference_mode()
     def forward(self, pixel_values: torch.Tensor, grid_thw: tuple[int, int, int]) -> torch.Tensor:

@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import torch
 
 from benchmarks import card_session
 from benchmarks.card_session import FIXED, BareEngine, Step, config_of, filled, run_steps, steps
+from qwen35mm.engine import tower
+from tests.engine.exact import DENSE, chat_model
 
 CPU = torch.device("cpu")
 
@@ -94,6 +97,16 @@ def test_own_steps_measure(engine: BareEngine, monkeypatch: pytest.MonkeyPatch) 
     ]
     assert [row["replies"] for row in card_session.decode(engine, (1, 8), num_steps=3)] == [1, 8]
     assert engine.pools.kv.allocator.num_free == engine.pools.kv.allocator.num_blocks
+
+
+def test_the_tower_is_measured_launched_and_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card_session, "median_ms", lambda run, device: len(run()))
+    engine: Any = SimpleNamespace(model=chat_model(DENSE).model, device=CPU)
+    assert [*card_session.tower(engine, [(1, 4, 4)])] == [{"grid": "(1, 4, 4)", "launched, ms": 4}]
+    monkeypatch.setattr(tower, "runs_triton", lambda device: True)
+    monkeypatch.setattr(tower, "capture", lambda device, compute, memory: compute)
+    (row,) = card_session.tower(engine, [(2, 2, 4)])
+    assert (row["launched, ms"], row["graph, ms"], row["same bits"]) == (4, 4, True)
 
 
 def test_every_part_of_a_step_can_be_left_out(engine: BareEngine, monkeypatch: pytest.MonkeyPatch) -> None:

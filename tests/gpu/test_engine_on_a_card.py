@@ -12,7 +12,8 @@ import torch
 from qwen35mm.assets import demo_model_path
 from qwen35mm.contract import Image, Message, SamplingParams, Video
 from qwen35mm.engine import Engine, EngineSettings
-from qwen35mm.engine.vision import pixel_values
+from qwen35mm.engine.tower import RUNS_BEFORE, Tower
+from qwen35mm.engine.vision import VisionUnit, encode, pixel_values
 from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel, load
 from qwen35mm_preprocess import PreparedMedia
@@ -148,3 +149,24 @@ def test_the_engine_goes_on_after_memory_ran_out(on_card: LoadedModel, monkeypat
     assert "GiB were asked for" in str(error)
     again = chat.request([user(words("long", count=50))], params=GREEDY)
     assert results(engine, again)[again.id].num_generated_tokens > 0
+
+
+@torch.inference_mode()
+def test_a_graph_of_the_tower_gives_the_bits_of_its_launches(on_card: LoadedModel) -> None:
+    """Pictures of two grids in turn, and units of a video; steps of replies go in between."""
+    tower, chat, seen = Tower(on_card.model), Chat(on_card), []
+    engine = engine_of(on_card)
+    for seed in range(RUNS_BEFORE + 3):
+        for content in (Image(picture(seed)), Image(picture(seed, (160, 96))), Video(clip())):
+            (medium,) = chat.media([user(content)])
+            unit = VisionUnit(0, 0, medium.plan.grid_thw.t, medium.plan.grid_thw, b"")
+            *_, (_, found) = tower.encode(unit, medium)
+            *_, (_, expected) = encode(on_card.model, unit, medium)
+            assert found is not None
+            assert expected is not None
+            seen.append((found, expected, found.clone()))
+        results(engine, chat.request([user(words("between", seed))], params=GREEDY))
+    assert len(tower._graphs) == 3
+    for found, expected, before in seen:
+        assert torch.equal(found, expected)
+        assert torch.equal(found, before)

@@ -9,7 +9,18 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from benchmarks.launch_counts import META, BareEngine, Counts, as_on_a_card, count, count_replay, halves, shallow
+from benchmarks.launch_counts import (
+    META,
+    BareEngine,
+    Counts,
+    as_on_a_card,
+    count,
+    count_replay,
+    halves,
+    replayed_step,
+    replayed_tower,
+    shallow,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +84,16 @@ def test_nothing_is_left_behind() -> None:
 
 def test_a_captured_step_is_a_graph_for_each_part_and_few_copies(engines: list[BareEngine]) -> None:
     """The step's numbers go to each device, then cosines, sines and hidden states from part to part, then tokens."""
-    whole = count_replay(engines[1], 1)
+    whole = count_replay(lambda: replayed_step(engines[1], 1))
     assert (whole.graphs, whole.all) == (1, 3)
     with torch.inference_mode(), as_on_a_card():
         split = BareEngine(shallow("0.8B", 8, 1), device=halves(META, 8))
-    parts = count_replay(split, 1)
+    parts = count_replay(lambda: replayed_step(split, 1))
     assert (parts.graphs, parts.all) == (3, 3 + 2 + 4 + 2 + 1)
+
+
+def test_a_grid_that_came_often_is_a_graph_and_few_copies(engines: list[BareEngine]) -> None:
+    """Pixels and their table go into the graph's memory, and features are copied out of it."""
+    for engine in engines:
+        found = count_replay(lambda engine=engine: replayed_tower(engine, (1, 64, 64)))
+        assert (found.graphs, found.all) == (1, 1 + 2 + 1)

@@ -104,7 +104,8 @@ def steps(out: Path, *, dry: bool = False) -> list[Step]:
             {"TRITON_INTERPRET": "0"},
         ),
         *(Step(f"tower-{size}", own("tower", "--size", size), 15) for size in ("0.8B", "9B")),
-        Step("parts-0.8B", own("parts", "--size", "0.8B"), 40),
+        Step("parts-0.8B", own("parts", "--size", "0.8B"), 30),
+        Step("launches-0.8B", own("launches", "--size", "0.8B"), 20),
         Step("decode-9B", own("decode", "--size", "9B"), 25),
         # Two graphs more and their copies, on one card.
         Step("decode-9B-halves", own("decode", "--size", "9B", "--halves"), 25),
@@ -285,6 +286,28 @@ def parts(engine: BareEngine, num_steps: int = 16) -> Iterator[dict[str, Any]]:
         yield {"without": name, "ms a step": ms, "share, %": 100 * (whole - ms) / whole}
 
 
+def launches(engine: BareEngine, batches: Sequence[int], num_steps: int = 16) -> Iterator[dict[str, Any]]:
+    """Milliseconds of a step without what makes its launches fewer or shorter."""
+    from qwen35mm_kernels.gpu import early
+
+    ops = select_backend(engine.device)
+    norm_linear = ops.norm_linear
+
+    def only_with_norms(x: torch.Tensor, *others: Any, **options: Any) -> Any:
+        _, norm_weight, _, matrix = others
+        return (x, F.linear(x, matrix)) if norm_weight is None else norm_linear(x, *others, **options)
+
+    changes: dict[str, Any] = {
+        "nothing": contextlib.nullcontext(),
+        "early starts": mock.patch.object(early, "FIRST_CAPABILITY", 1000),
+        "products of few rows": mock.patch.object(ops, "norm_linear", only_with_norms),
+    }
+    for without, change in changes.items():
+        with change:
+            for size in batches:
+                yield {"without": without, "replies": size, "ms a step": _step_ms(engine, size, num_steps)}
+
+
 @torch.inference_mode()
 def _step_ms(engine: BareEngine, size: int, num_steps: int) -> float:
     from qwen35mm.engine.step_graph import StepGraph
@@ -369,6 +392,7 @@ def _measure(arguments: argparse.Namespace) -> Rows:
         "decode": functools.partial(decode, engine, (1, 8)),
         "tower": functools.partial(tower, engine, GRIDS),
         "parts": functools.partial(parts, engine),
+        "launches": functools.partial(launches, engine, (1, 4, 8)),
     }[arguments.part]()
     found = []
     for row in measured:
@@ -388,7 +412,7 @@ def main() -> None:
     options.add_argument("--capability", type=int, default=90, help="what to compile for")
     options.add_argument("--sizes", type=lambda text: text.split(","), default=["0.8B", "9B"], help="what to compile")
     options.add_argument(
-        "--part", choices=["prefill", "rows", "decode", "parts", "tower"], help="one step's work, here"
+        "--part", choices=["prefill", "rows", "decode", "parts", "tower", "launches"], help="one step's work, here"
     )
     options.add_argument("--size", default="0.8B")
     options.add_argument("--integers", choices=["int8", "int4", "fp8"])

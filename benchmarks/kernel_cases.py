@@ -175,9 +175,13 @@ class Cases:
         scales = torch.rand(*rows, -(-depth // group), device=self.device) + 0.5
         return words, scales * depth**-0.5 / (1 << bits)
 
-    def norm_linear(self, length: int, *, swiglu: bool = True) -> Case:
-        """The first operation of a decode step's feed-forward network, or of its mixer."""
+    def norm_linear(self, length: int, is_plain: bool = False, *, swiglu: bool = True) -> Case:
+        """The first operation of a decode step's feed-forward network, or of its mixer; or its last, which is plain."""
         hidden, width = self.shapes.hidden, 6 * self.shapes.hidden
+        if is_plain:
+            x, matrix = self._randn(length, width // 2), self._randn(hidden, width // 2) * hidden**-0.5
+            moved, flops = num_bytes(x, matrix), length * width * hidden
+            return self._case("norm_linear", (x, None, None, EPS, matrix), f"N={length} plain", moved, flops)
         x, delta, weight = self._randn(length, hidden), self._randn(length, hidden), self._randn(hidden)
         matrix = self._randn(width, hidden) * hidden**-0.5
         moved, flops = num_bytes(x, delta, weight, matrix), 2 * length * width * hidden

@@ -137,6 +137,8 @@ def _integer_linear(case: Case) -> Run:
 def _norm_linear(case: Case) -> Run:
     """What larger batches use: the norm's kernel, torch's product, SwiGLU's kernel."""
     x, delta, weight, eps, matrix = case.arguments
+    if weight is None:
+        return functools.partial(linear, x, matrix)
     own = x.clone()
     return lambda: gpu.swiglu(linear(gpu.add_rms_norm(own, delta, weight, eps), matrix))
 
@@ -259,6 +261,8 @@ def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: 
                     yield getattr(made, operation)(size), graph
                     if operation.startswith("integer_"):
                         yield getattr(made, operation)(size, 8), graph
+                    if operation == "norm_linear":
+                        yield made.norm_linear(size, is_plain=True), graph
 
 
 def measure_all(cases: Iterator[tuple[Case, bool]], ceilings: Ceilings, repeats: int) -> tuple[Rows, list[str]]:

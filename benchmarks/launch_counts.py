@@ -196,11 +196,14 @@ class Counts(TorchDispatchMode):
             # What has no numbers isn't copied to the host.
             self.torch += 1
             return args[0]
+        found = func(*args, **(kwargs or {}))
+        # `to` counts as a view, and copies where the type is another.
+        is_view = found.dtype == args[0].dtype if name == "to" else func.is_view
         if name in _PRODUCTS:
             self.products += 1
-        elif not func.is_view and name not in _NO_LAUNCHES:
+        elif not is_view and name not in _NO_LAUNCHES:
             self.torch += 1
-        return func(*args, **(kwargs or {}))
+        return found
 
 
 @torch.inference_mode()

@@ -211,7 +211,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "integer_linear": Operation(
         ("integer_vector", "integer_tiles"), [(rows, bits) for rows in (1, 4, 16, 64) for bits in (4, 8)]
     ),
-    "norm_linear": Operation(("norm_linear",), _sizes(1, 4)),
+    "norm_linear": Operation(("norm_linear",), [(1,), (4,), (1, True), (4, True)]),
     "qk_norm_rope_write": Operation(("qk_norm_rope_write",), _BOTH),
     "causal_conv1d": Operation(("causal_conv1d",), _PROMPTS),
     "add_rms_norm": Operation(("rms_norm",), _BOTH),

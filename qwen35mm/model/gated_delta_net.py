@@ -59,7 +59,7 @@ class GatedDeltaNet(nn.Module):
             batch.sources,
             num_k_heads=self.num_k_heads,
         )
-        return self.out_proj(out)
+        return self.out_proj(out, is_step=True)
 
     def _prefill(self, mixed: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor) -> torch.Tensor:
         """One sequence's tokens, in chunks: in_proj's output [T, ...] -> out_proj's input [T, Hv * V]."""

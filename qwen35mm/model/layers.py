@@ -45,13 +45,16 @@ class Linear(nn.Module):
         self.bias = new_parameter(out_features, factory=factory) if bias else None
         self.adapters = None
         self.ops = select_backend(factory.device)
-        self._takes_norms = not bias and why_not_triton(factory.device.type) is None
+        self._is_on_card = not bias and why_not_triton(factory.device.type) is None
 
-    def forward(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
-        """[N, in_features] -> [N, out_features]."""
+    def forward(self, x: torch.Tensor | Unnormed, *, is_step: bool = False) -> torch.Tensor:
+        """[N, in_features] -> [N, out_features]. is_step: as in `Unnormed`, for rows that need nothing before."""
         if not isinstance(x, torch.Tensor):
             return self._normed(x, swiglu=False)
-        out = self.weight.product(x, self.bias)
+        if is_step and isinstance(self.weight, PlainWeight) and self._multiplies_few(x):
+            _, out = self.ops.norm_linear(x, None, None, 0.0, self.weight.values)
+        else:
+            out = self.weight.product(x, self.bias)
         if self.adapters is not None:
             self.adapters.add_to(out, x, self.bias)
         return out
@@ -65,13 +68,16 @@ class Linear(nn.Module):
     def _normed(self, x: Unnormed, *, swiglu: bool) -> torch.Tensor:
         """Few rows of a decode step on a card: one launch for norm, product and SwiGLU."""
         is_changed, weight = self.adapters is not None and self.adapters.are_used, self.weight
-        takes_norms = self._takes_norms and x.is_step and len(x.x) <= _FEW_ROWS and not is_changed
-        if takes_norms and isinstance(weight, PlainWeight):
+        if x.is_step and isinstance(weight, PlainWeight) and self._multiplies_few(x.x) and not is_changed:
             norm = x.norm.weight, x.norm.eps
             x.x, out = self.ops.norm_linear(x.x, x.delta, *norm, weight.values, swiglu=swiglu)
             return out
         normed = x.rows()
         return self.swiglu(normed) if swiglu else self(normed)
+
+    def _multiplies_few(self, x: torch.Tensor) -> bool:
+        """Whether a card's kernel for few rows takes these: one launch, where cuBLAS may split sums and take two."""
+        return self._is_on_card and len(x) <= _FEW_ROWS
 
 
 class Embedding(nn.Module):

@@ -33,7 +33,8 @@ class MLP(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size, factory)
 
     def forward(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
-        return self.down_proj(self.gate_up_proj.swiglu(x))
+        is_step = isinstance(x, Unnormed) and x.is_step
+        return self.down_proj(self.gate_up_proj.swiglu(x), is_step=is_step)
 
 
 class Experts(nn.Module):
@@ -118,13 +119,15 @@ class SparseMoE(nn.Module):
         self.shared_expert_gate = Linear(hidden_size, 1, factory.exact())
 
     def forward(self, x: torch.Tensor | Unnormed) -> torch.Tensor:
+        is_step = isinstance(x, Unnormed) and x.is_step
         # The rows go to several products.
         x = x if isinstance(x, torch.Tensor) else x.rows()
+        routed, shared_gate = self.gate(x, is_step=is_step), self.shared_expert_gate(x, is_step=is_step)
         if self.is_joined:
-            weights, chosen = self.ops.moe_route(self.gate(x), self.top_k, self.shared_expert_gate(x))
+            weights, chosen = self.ops.moe_route(routed, self.top_k, shared_gate)
             return self.experts(x, chosen, weights)
-        weights, chosen = self.ops.moe_route(self.gate(x), self.top_k)
-        shared = self.shared_expert(x).mul_(torch.sigmoid(self.shared_expert_gate(x)))
+        weights, chosen = self.ops.moe_route(routed, self.top_k)
+        shared = self.shared_expert(x).mul_(torch.sigmoid(shared_gate))
         return self.experts(x, chosen, weights).add_(shared)
 
 

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
 from benchmarks import card_session
 from benchmarks.card_session import FIXED, BareEngine, Step, config_of, filled, run_steps, steps
 from qwen35mm.engine import tower
+from qwen35mm_kernels.gpu import early
 from tests.engine.exact import DENSE, chat_model
 
 CPU = torch.device("cpu")
@@ -120,6 +123,32 @@ def test_every_part_of_a_step_can_be_left_out(engine: BareEngine, monkeypatch: p
         for rows in (1, 1, 2, 1):
             ops.swiglu(torch.zeros(rows, 4))
     assert [len(x) for x in calls] == [1, 2]
+
+
+def test_a_step_is_measured_without_what_makes_its_launches_fewer(
+    engine: BareEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, matrix, ops = torch.randn(2, 8), torch.randn(4, 8), card_session.select_backend(CPU)
+    forms, asked = [], []
+    monkeypatch.setattr(ops, "norm_linear", lambda *args: asked.append(args) or (x, x))
+    monkeypatch.setattr(early, "capability", lambda device: 90)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+
+    def step_ms(engine: BareEngine, size: int, num_steps: int) -> float:
+        _, out = ops.norm_linear(x, None, None, 1e-6, matrix)
+        ops.norm_linear(x, None, x[0], 1e-6, matrix)
+        forms.append((early.starts_early(CPU), torch.equal(out, torch.nn.functional.linear(x, matrix))))
+        return 2.0
+
+    monkeypatch.setattr(card_session, "_step_ms", step_ms)
+    found = list(card_session.launches(engine, (1, 8)))
+    assert [(row["without"], row["replies"]) for row in found[::2]] == [
+        ("nothing", 1),
+        ("early starts", 1),
+        ("products of few rows", 1),
+    ]
+    assert forms[::2] == [(True, False), (False, False), (True, True)]
+    assert len(asked) == 10
 
 
 def test_a_row_with_other_bits_is_found(engine: BareEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ SMALL_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "integer_experts": ((3, 4), (97, 8)),
     "fp8_linear": ((2,), (5,)),
     "integer_linear": ((1, 4), (5, 4)),
-    "norm_linear": ((1,), (3,)),
+    "norm_linear": ((1,), (3,), (3, True)),
     "sample": ((4,),),
 }
 # The others take 3 to 25 s each, interpreted.

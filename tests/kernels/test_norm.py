@@ -99,13 +99,25 @@ def test_norm_linear(
     backend.run("add_rms_norm", summed, delta, weight, EPS)
     assert_close(total, summed, 1e-2 if backend.name == "interpreted" and dtype == torch.bfloat16 else 0)
     backend.check("norm_linear", x, None, weight, EPS, matrix, swiglu=swiglu)
+    # Without a norm: the last product of a mixer and of a feed-forward network.
+    plain, out = backend.check("norm_linear", x, None, None, EPS, matrix)
+    assert torch.equal(plain, x)
+    assert_close(out, torch.nn.functional.linear(x, matrix))
 
 
+@pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_of_a_norm_linear_has_the_same_bits_in_any_company(dtype: torch.dtype, triton_backend: Backend) -> None:
+def test_a_row_of_a_norm_linear_has_the_same_bits_in_any_company(
+    dtype: torch.dtype, has_norm: bool, triton_backend: Backend
+) -> None:
+    """Also beside rows that hold no numbers."""
     x, delta, matrix = (torch.randn(rows, 1500).to(dtype) for rows in (4, 4, 10))
-    _, four = triton_backend.run("norm_linear", x, delta, torch.ones(1500).to(dtype), EPS, matrix)
+    weight = torch.ones(1500).to(dtype) if has_norm else None
+    _, four = triton_backend.run("norm_linear", x, delta, weight, EPS, matrix)
     for rows in (slice(0, 2), slice(1, 4), slice(3, 4)):
-        total, some = triton_backend.run("norm_linear", x[rows], delta[rows], torch.ones(1500).to(dtype), EPS, matrix)
+        total, some = triton_backend.run("norm_linear", x[rows], delta[rows], weight, EPS, matrix)
         assert torch.equal(some, four[rows])
         assert torch.equal(total, (x[rows].float() + delta[rows].float()).to(dtype))
+    x[1:3] = torch.nan
+    _, beside = triton_backend.run("norm_linear", x, delta, weight, EPS, matrix)
+    assert torch.equal(beside[[0, 3]], four[[0, 3]])

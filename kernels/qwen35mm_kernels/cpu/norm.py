@@ -29,14 +29,15 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps
 def norm_linear(
     x: torch.Tensor,
     delta: torch.Tensor | None,
-    norm_weight: torch.Tensor,
+    norm_weight: torch.Tensor | None,
     eps: float,
     matrix: torch.Tensor,
     *,
     swiglu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     total = x if delta is None else x + delta
-    out = F.linear(rms_norm(total, norm_weight, eps, zero_centred=True), matrix)
+    normed = total if norm_weight is None else rms_norm(total, norm_weight, eps, zero_centred=True)
+    out = F.linear(normed, matrix)
     return total, activate(out) if swiglu else out
 
 

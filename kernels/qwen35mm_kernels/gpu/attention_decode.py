@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import dot, round_to
+from qwen35mm_kernels.gpu.early import starts_early, wait_for_inputs
 from qwen35mm_kernels.gpu.kv_rows import kept_as, known_formats, load_rows
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2, num_multiprocessors
 from qwen35mm_kernels.kv_formats import KVFormats
@@ -85,6 +86,7 @@ def paged_attention_decode(
         MIN_SPLIT=MIN_SPLIT,
         SPLIT_STEP=SPLIT_STEP,
         MAX_SPLITS=MAX_SPLITS,
+        EARLY=starts_early(q.device),
     )
     combine_splits(sums, maxima, weights, lengths, gate, out)
     return out
@@ -115,6 +117,7 @@ def combine_splits(
         MIN_SPLIT=MIN_SPLIT,
         SPLIT_STEP=SPLIT_STEP,
         MAX_SPLITS=MAX_SPLITS,
+        EARLY=starts_early(sums.device),
     )
 
 
@@ -175,6 +178,7 @@ def _decode_splits_kernel(
     MIN_SPLIT: tl.constexpr,
     SPLIT_STEP: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     # sums: [B, Hq, max_splits, D], sum of exp2(score - maximum) v; maxima and weights (the sum of exp2): without D.
     every = tl.arange(0, BLOCK_B)
@@ -183,6 +187,7 @@ def _decode_splits_kernel(
     dim = tl.arange(0, HEAD_DIM)
     group = tl.arange(0, BLOCK_G)
     column = tl.arange(0, BLOCK_N)
+    wait_for_inputs(EARLY)
     # Heads of the same split are adjacent, since their keys are neighbours in memory.
     for item in tl.range(tl.program_id(0), tl.max(ends, axis=0) * NUM_KV_HEADS, tl.num_programs(0)):  # pyright: ignore
         kv_head, place = item % NUM_KV_HEADS, item // NUM_KV_HEADS
@@ -242,7 +247,9 @@ def _combine_splits_kernel(
     MIN_SPLIT: tl.constexpr,
     SPLIT_STEP: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     # Always MAX_SPLITS rows with missing ones masked: the order of the sum depends neither on the batch nor the table.
     dim = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)

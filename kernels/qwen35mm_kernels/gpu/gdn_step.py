@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import softplus
+from qwen35mm_kernels.gpu.early import starts_early, wait_for_inputs
 from qwen35mm_kernels.gpu.launch import Config, config_for, launch, next_power_of_2
 from qwen35mm_kernels.reference.gated_delta_rule import L2_EPS
 
@@ -78,6 +79,7 @@ def gdn_decode_step(
         WIDTH=conv_weight.shape[1],
         WIDTH_POW2=next_power_of_2(conv_weight.shape[1] - 1),
         SEVERAL=sources is not None,
+        EARLY=starts_early(mixed.device),
     )
     return out
 
@@ -93,14 +95,13 @@ def _default(group: int, key_dim: int, value_dim: int) -> Config:
 
 
 @triton.jit
-def _load_inputs(x, conv_state, weight, channels, valid, WIDTH: tl.constexpr, WIDTH_POW2: tl.constexpr):
-    """Old inputs and their taps [channels, WIDTH_POW2], 0 from WIDTH - 1 on; new input and its tap [channels]."""
+def _load_history(conv_state, weight, channels, valid, WIDTH: tl.constexpr, WIDTH_POW2: tl.constexpr):
+    """Old inputs and their taps [channels, WIDTH_POW2], 0 from WIDTH - 1 on; the new input's tap [channels]."""
     time = tl.arange(0, WIDTH_POW2)[None, :]
     mask = valid[:, None] & (time < WIDTH - 1)
     old = tl.load(conv_state + channels[:, None] * (WIDTH - 1) + time, mask=mask, other=0.0)
     taps = tl.load(weight + channels[:, None] * WIDTH + time, mask=mask, other=0.0)
-    new = tl.load(x + channels, mask=valid, other=0.0)
-    return old, taps, new, tl.load(weight + channels * WIDTH + WIDTH - 1, mask=valid, other=0.0)
+    return old, taps, tl.load(weight + channels * WIDTH + WIDTH - 1, mask=valid, other=0.0)
 
 
 @triton.jit
@@ -161,6 +162,7 @@ def _step_row(
     V: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_POW2: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     """One row: its `mixed` and `out`, the states that it continues from, and those that it writes; both may be one."""
@@ -175,24 +177,27 @@ def _step_row(
     state_from += k_head.to(tl.int64) * (GROUP * K * V)
     state_to += k_head.to(tl.int64) * (GROUP * K * V)
 
-    # Issue all loads before waiting for any. The first tile comes last, as more depends on the others.
+    # Issue all loads before waiting for any: first what is there before the projection is.
     rows = tl.arange(0, K)
     every = rows >= 0
     q_channels, k_channels = k_head * K + rows, (NUM_K_HEADS + k_head) * K + rows
     v_channels = 2 * NUM_K_HEADS * K + first_column + columns
-    q_old, q_taps, q_new, q_tap = _load_inputs(mixed, conv_from, conv_weight, q_channels, every, WIDTH, WIDTH_POW2)  # pyright: ignore
-    k_old, k_taps, k_new, k_tap = _load_inputs(mixed, conv_from, conv_weight, k_channels, every, WIDTH, WIDTH_POW2)
-    v_old, v_taps, v_new, v_tap = _load_inputs(mixed, conv_from, conv_weight, v_channels, valid, WIDTH, WIDTH_POW2)
+    q_old, q_taps, q_tap = _load_history(conv_from, conv_weight, q_channels, every, WIDTH, WIDTH_POW2)  # pyright: ignore
+    k_old, k_taps, k_tap = _load_history(conv_from, conv_weight, k_channels, every, WIDTH, WIDTH_POW2)
+    v_old, v_taps, v_tap = _load_history(conv_from, conv_weight, v_channels, valid, WIDTH, WIDTH_POW2)
     heads = k_head * GROUP + members
-    gates = mixed + CHANNELS + NUM_V_HEADS * V + heads
-    b = tl.load(gates, mask=head_valid, other=0.0).to(tl.float32)
-    a = tl.load(gates + NUM_V_HEADS, mask=head_valid, other=0.0).to(tl.float32)
     rate = tl.load(A_log + heads, mask=head_valid, other=0.0)
     bias = tl.load(dt_bias + heads, mask=head_valid, other=0.0)
-    z = tl.load(mixed + CHANNELS + first_column + columns, mask=valid, other=0.0)
     weight = tl.load(norm_weight + tl.arange(0, V))
     tile = rows[:, None] * V + tl.arange(0, BLOCK_V)[None, :]
     old = tl.load(state_from + tile)
+    wait_for_inputs(EARLY)
+    q_new, k_new = tl.load(mixed + q_channels), tl.load(mixed + k_channels)
+    v_new = tl.load(mixed + v_channels, mask=valid, other=0.0)
+    gates = mixed + CHANNELS + NUM_V_HEADS * V + heads
+    b = tl.load(gates, mask=head_valid, other=0.0).to(tl.float32)
+    a = tl.load(gates + NUM_V_HEADS, mask=head_valid, other=0.0).to(tl.float32)
+    z = tl.load(mixed + CHANNELS + first_column + columns, mask=valid, other=0.0)
 
     decays = tl.exp(-tl.exp(rate) * softplus(a + bias))
     betas = 1.0 / (1.0 + tl.exp(-b))
@@ -268,13 +273,15 @@ def _gdn_decode_step_kernel(
     V: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_POW2: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     SEVERAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):
     """Grid (B, Hk): a row's key head and its GROUP adjacent value heads; a sequence's first row does all its rows."""
     row, k_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     if slot < 0:
+        wait_for_inputs(EARLY)
         columns = tl.arange(0, GROUP_POW2 * V)
         first = out + row * stride_out + k_head * GROUP * V
         tl.store(first + columns, tl.zeros([GROUP_POW2 * V], dtype=out.dtype.element_ty), mask=columns < GROUP * V)
@@ -283,6 +290,7 @@ def _gdn_decode_step_kernel(
     if SEVERAL:
         source = tl.load(sources + row).to(tl.int64)
         if (source != slot) & (source == tl.load(slots + row - 1, mask=row > 0, other=-1)):
+            wait_for_inputs(EARLY)
             return
     num_rows = _rows_of_sequence(slots, sources, row) if SEVERAL else 1
     for _ in range(num_rows):
@@ -307,6 +315,7 @@ def _gdn_decode_step_kernel(
             V,
             WIDTH,
             WIDTH_POW2,
+            EARLY,
             BLOCK_V,
         )
         if SEVERAL:

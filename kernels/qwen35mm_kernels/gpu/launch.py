@@ -155,6 +155,8 @@ _MAX_PLANS = 1024
 def _named(config: Config, constants: Mapping[str, Any]) -> dict[str, Any]:
     """All named arguments of a launch by Triton."""
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+    if constants.get("EARLY"):
+        options["launch_pdl"] = True
     return {**config.blocks, **constants, **options}
 
 

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from qwen35mm_kernels.gpu.early import starts_early, wait_for_inputs
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, configured, launch, next_power_of_2
 
 
@@ -78,6 +79,7 @@ def _launch_rms_norm(
         BLOCK_D=next_power_of_2(x.shape[-1]),
         ZERO_CENTRED=zero_centred,
         ADD=delta is not None,
+        EARLY=starts_early(x.device),
     )
 
 
@@ -128,6 +130,7 @@ def _rms_norm_kernel(
     BLOCK_D: tl.constexpr,
     ZERO_CENTRED: tl.constexpr,
     ADD: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
     """Grid (blocks of rows)."""
@@ -135,8 +138,9 @@ def _rms_norm_kernel(
     columns = tl.arange(0, BLOCK_D)
     mask = (rows < num_rows)[:, None] & (columns < D)[None, :]
     x += _row_offsets(inner, stride_x_outer, stride_x_inner, rows)[:, None] + columns[None, :]
-    values = tl.load(x, mask=mask, other=0.0)
     scale = tl.load(weight + columns, mask=columns < D, other=0.0).to(tl.float32)
+    wait_for_inputs(EARLY)
+    values = tl.load(x, mask=mask, other=0.0)
     if ADD:
         delta += _row_offsets(inner, stride_delta_outer, stride_delta_inner, rows)[:, None] + columns[None, :]
         total = values.to(tl.float32) + tl.load(delta, mask=mask, other=0.0).to(tl.float32)

@@ -1,7 +1,8 @@
-"""Norms and multiplies up to four rows, for a memory-bound decode step.
+"""Multiplies up to four rows, with or without a norm before, for a memory-bound decode step.
 
 The inverse root mean square scales the finished sums. So squares are summed beside the products, without a separate
-pass over the rows. Threads sum their own columns of the matrix and combine the sums once.
+pass over the rows. Threads sum their own columns of the matrix and combine the sums once. The matrix's first tile is
+requested before the kernel waits for its rows, and each other one while the tile before it is worked on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import round_to
+from qwen35mm_kernels.gpu.early import starts_early, wait_for_inputs
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch
 
 # More rows go to the matrix units.
@@ -18,12 +20,19 @@ MAX_ROWS = 4
 # By rows of x. A thread loads 16 bytes of each matrix row at a time. Several rows of x use more matrix rows, to share
 # the norm.
 _DEFAULTS = {1: Config({"BLOCK_N": 4, "BLOCK_K": 1024}, 4, 1), 4: Config({"BLOCK_N": 8, "BLOCK_K": 1024}, 4, 1)}
+# Without a norm there is nothing to share, and matrices with few rows give more programs.
+_PLAIN = _DEFAULTS[1]
+
+
+@triton.jit
+def _load_tile(rows_ptr, is_column, depth, DEPTH: tl.constexpr):
+    return tl.load(rows_ptr + depth[None, :], mask=is_column[:, None] & (depth < DEPTH)[None, :], other=0.0)
 
 
 @triton.jit
 def _add_row(
     total, squares, weight, scale, x_ptr, delta_ptr, sum_ptr, place, stride_x, stride_delta, depth, sum_stop,
-    DEPTH: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    DEPTH: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Adds one row's products with some columns of the matrix, and its squares there, eight in a thread."""
     is_depth = depth < DEPTH
@@ -34,15 +43,18 @@ def _add_row(
         values = round_to(values.to(tl.float32) + delta, values.dtype)
         tl.store(sum_ptr + place * DEPTH + depth, values, mask=depth < sum_stop)
     values = values.to(tl.float32)
-    products = tl.reshape(weight * (values * scale)[None, :], (BLOCK_N, BLOCK_K // 8, 8))
-    return total + tl.sum(products, axis=2), squares + tl.sum(tl.reshape(values * values, (BLOCK_K // 8, 8)), axis=1)
+    if NORM:
+        squares += tl.sum(tl.reshape(values * values, (BLOCK_K // 8, 8)), axis=1)
+        values *= scale
+    products = tl.reshape(weight * values[None, :], (BLOCK_N, BLOCK_K // 8, 8))
+    return total + tl.sum(products, axis=2), squares
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _norm_linear_kernel(
     x_ptr, delta_ptr, norm_ptr, matrix_ptr, sum_ptr, out_ptr, num_rows, stride_x, stride_delta, stride_matrix, eps,
-    WIDTH: tl.constexpr, DEPTH: tl.constexpr, ADD: tl.constexpr, SWIGLU: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, SWIGLU: tl.constexpr,
+    ROWS: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N rows of the matrix, with SWIGLU half gates and half up: some columns of out [up to ROWS, WIDTH], dense.
 
@@ -62,44 +74,53 @@ def _norm_linear_kernel(
     squares_0 = tl.zeros((BLOCK_K // 8,), tl.float32)
     total_1, total_2, total_3 = total_0, total_0, total_0
     squares_1, squares_2, squares_3 = squares_0, squares_0, squares_0
+    coming = _load_tile(rows_ptr, is_column, places, DEPTH)
+    wait_for_inputs(EARLY)
     for first in range(0, DEPTH, BLOCK_K):
         depth = first + places
-        is_depth = depth < DEPTH
-        weight = tl.load(rows_ptr + depth[None, :], mask=is_column[:, None] & is_depth[None, :], other=0.0)
-        weight = weight.to(tl.float32)
-        scale = 1.0 + tl.load(norm_ptr + depth, mask=is_depth, other=0.0).to(tl.float32)
+        weight = coming.to(tl.float32)
+        if not NORM:
+            coming = _load_tile(rows_ptr, is_column, depth + BLOCK_K, DEPTH)
+        scale = 1.0
+        if NORM:
+            scale += tl.load(norm_ptr + depth, mask=depth < DEPTH, other=0.0).to(tl.float32)
         total_0, squares_0 = _add_row(  # pyright: ignore
             total_0, squares_0, weight, scale, x_ptr, delta_ptr, sum_ptr, 0, stride_x, stride_delta, depth, sum_stop,
-            DEPTH, ADD, BLOCK_N, BLOCK_K,
+            DEPTH, NORM, ADD, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         if ROWS > 1:
             # Missing rows repeat the last one.
             total_1, squares_1 = _add_row(  # pyright: ignore
                 total_1, squares_1, weight, scale, x_ptr, delta_ptr, sum_ptr, tl.minimum(last, 1), stride_x,
-                stride_delta, depth, sum_stop, DEPTH, ADD, BLOCK_N, BLOCK_K,
+                stride_delta, depth, sum_stop, DEPTH, NORM, ADD, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             total_2, squares_2 = _add_row(  # pyright: ignore
                 total_2, squares_2, weight, scale, x_ptr, delta_ptr, sum_ptr, tl.minimum(last, 2), stride_x,
-                stride_delta, depth, sum_stop, DEPTH, ADD, BLOCK_N, BLOCK_K,
+                stride_delta, depth, sum_stop, DEPTH, NORM, ADD, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             total_3, squares_3 = _add_row(  # pyright: ignore
                 total_3, squares_3, weight, scale, x_ptr, delta_ptr, sum_ptr, tl.minimum(last, 3), stride_x,
-                stride_delta, depth, sum_stop, DEPTH, ADD, BLOCK_N, BLOCK_K,
+                stride_delta, depth, sum_stop, DEPTH, NORM, ADD, BLOCK_N, BLOCK_K,
             )  # fmt: skip
-    _finish(out_ptr, total_0, squares_0, 0, last, columns, eps, WIDTH, DEPTH, SWIGLU, BLOCK_N)
+        if NORM:
+            # Not sooner: registers for both would leave room for half as many programs.
+            coming = _load_tile(rows_ptr, is_column, depth + BLOCK_K, DEPTH)
+    _finish(out_ptr, total_0, squares_0, 0, last, columns, eps, WIDTH, DEPTH, NORM, SWIGLU, BLOCK_N)
     if ROWS > 1:
-        _finish(out_ptr, total_1, squares_1, 1, last, columns, eps, WIDTH, DEPTH, SWIGLU, BLOCK_N)
-        _finish(out_ptr, total_2, squares_2, 2, last, columns, eps, WIDTH, DEPTH, SWIGLU, BLOCK_N)
-        _finish(out_ptr, total_3, squares_3, 3, last, columns, eps, WIDTH, DEPTH, SWIGLU, BLOCK_N)
+        _finish(out_ptr, total_1, squares_1, 1, last, columns, eps, WIDTH, DEPTH, NORM, SWIGLU, BLOCK_N)
+        _finish(out_ptr, total_2, squares_2, 2, last, columns, eps, WIDTH, DEPTH, NORM, SWIGLU, BLOCK_N)
+        _finish(out_ptr, total_3, squares_3, 3, last, columns, eps, WIDTH, DEPTH, NORM, SWIGLU, BLOCK_N)
 
 
 @triton.jit
 def _finish(
     out_ptr, total, squares, place, last, columns, eps,
-    WIDTH: tl.constexpr, DEPTH: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Writes row `place`'s columns of out from the threads' sums."""
-    sums = tl.sum(total, axis=1) * tl.rsqrt(tl.sum(squares, axis=0) / DEPTH + eps)
+    sums = tl.sum(total, axis=1)
+    if NORM:
+        sums *= tl.rsqrt(tl.sum(squares, axis=0) / DEPTH + eps)
     mask = columns < tl.where(place <= last, WIDTH, 0)
     if SWIGLU:
         # The other half's value at each gate's position.
@@ -114,7 +135,7 @@ def _finish(
 def norm_linear(
     x: torch.Tensor,
     delta: torch.Tensor | None,
-    norm_weight: torch.Tensor,
+    norm_weight: torch.Tensor | None,
     eps: float,
     matrix: torch.Tensor,
     *,
@@ -125,24 +146,28 @@ def norm_linear(
     assert 1 <= num_rows <= MAX_ROWS, num_rows
     assert delta is None or delta.shape == x.shape
     assert matrix.shape == (width * (1 + swiglu), depth)
-    assert norm_weight.shape == (depth,)
-    assert norm_weight.is_contiguous()
+    assert norm_weight is None or (norm_weight.shape, norm_weight.stride()) == ((depth,), (1,))
     assert x.stride(1) == matrix.stride(1) == 1
     assert delta is None or delta.stride(1) == 1
     total = x if delta is None else torch.empty(num_rows, depth, dtype=x.dtype, device=x.device)
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     form = 1 if num_rows == 1 else MAX_ROWS
-    config = config_for("norm_linear", x.device, f"R{form}_K{depth}", _DEFAULTS[form])
+    shape, default = f"R{form}_K{depth}", _DEFAULTS[form]
+    if norm_weight is None:
+        shape, default = f"{shape}_plain", _PLAIN
+    config = config_for("norm_linear", x.device, shape, default)
     launch(
         _norm_linear_kernel,
         (cdiv(width, config.blocks["BLOCK_N"] // (1 + swiglu)),),
-        *(x, x if delta is None else delta, norm_weight, matrix, total, out),
+        *(x, x if delta is None else delta, x if norm_weight is None else norm_weight, matrix, total, out),
         *(num_rows, x.stride(0), 0 if delta is None else delta.stride(0), matrix.stride(0), eps),
         config=config,
         WIDTH=width,
         DEPTH=depth,
+        NORM=norm_weight is not None,
         ADD=delta is not None,
         SWIGLU=swiglu,
         ROWS=form,
+        EARLY=starts_early(x.device),
     )
     return total, out

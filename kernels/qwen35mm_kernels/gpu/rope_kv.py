@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from qwen35mm_kernels.gpu.arithmetic import round_to
+from qwen35mm_kernels.gpu.early import starts_early, wait_for_inputs
 from qwen35mm_kernels.gpu.kv_rows import kept_as, known_formats, store_rows
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch, next_power_of_2
 from qwen35mm_kernels.kv_formats import KVFormats
@@ -64,6 +65,7 @@ def qk_norm_rope_write(
         V_FORMAT=v_format.name,
         K_WIDTH=k_cache.shape[2],
         V_WIDTH=v_cache.shape[2],
+        EARLY=starts_early(qkv.device),
     )
     return q
 
@@ -96,6 +98,7 @@ def _qk_norm_rope_write_kernel(
     V_FORMAT: tl.constexpr,
     K_WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     # qkv: [N, query and gate of each head | k | v]; a program has one query head, or one key head with its values.
@@ -103,6 +106,7 @@ def _qk_norm_rope_write_kernel(
     token = tl.program_id(1).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     row = tl.load(rows + token, mask=token < num_tokens, other=-1)
     kept = row >= 0
+    wait_for_inputs(EARLY)
     qkv += token * stride_qkv
     cos += token * stride_cos
     sin += token * stride_sin

@@ -59,7 +59,7 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps
 def norm_linear(
     x: torch.Tensor,
     delta: torch.Tensor | None,
-    norm_weight: torch.Tensor,
+    norm_weight: torch.Tensor | None,
     eps: float,
     matrix: torch.Tensor,
     *,
@@ -71,7 +71,7 @@ def norm_linear(
         x: [N, D], N from 1 to 4, float32 or bfloat16. The arithmetic is float32; the norm uses the sum rounded to x's
             dtype.
         delta: [N, D], added to x; None adds nothing.
-        norm_weight: [D], zero-centred.
+        norm_weight: [D], zero-centred; None norms nothing.
         eps: added to the mean of squares.
         matrix: [M, D] in x's dtype.
         swiglu: the first half of the matrix's rows are gates; the result is silu(gate) * up.
@@ -80,7 +80,8 @@ def norm_linear(
         The sum [N, D], or x itself without delta; and [N, M], or [N, M / 2] with `swiglu`, both in x's dtype.
     """
     total = x if delta is None else (x.float() + delta.float()).to(x.dtype)
-    out = rms_norm(total.float(), norm_weight, eps, zero_centred=True) @ matrix.float().T
+    normed = total.float() if norm_weight is None else rms_norm(total.float(), norm_weight, eps, zero_centred=True)
+    out = normed @ matrix.float().T
     if swiglu:
         gate, up = out.chunk(2, dim=-1)
         out = gate / (1 + torch.exp(-gate)) * up

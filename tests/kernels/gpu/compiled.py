@@ -52,6 +52,7 @@ class Compiled:
         spilled_bytes: of one thread, to local memory.
         shared_bytes: of one program.
         instructions: how often each machine instruction occurs, by its first word (HGMMA, LDGSTS, ...).
+        before_wait: the same, before the kernel waits for the one before it; empty if it never does.
         in_loop: the same inside the longest loop, by all words (STS.U16, BAR.SYNC.DEFER_BLOCKING, ...).
         repeated: how often each product is computed, 1 where every warp has a part of its own; none for those that one
             thread issues for all (Blackwell).
@@ -61,6 +62,7 @@ class Compiled:
     spilled_bytes: int
     shared_bytes: int
     instructions: Mapping[str, int]
+    before_wait: Mapping[str, int]
     in_loop: Mapping[str, int]
     repeated: Sequence[int]
 
@@ -112,8 +114,11 @@ def _compile(variant: Variant, capability: int) -> Compiled:
         machine_code = _tool("nvdisasm", "-c", str(cubin))
     registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))  # type: ignore[index]
     counts = dict(Counter(word.partition(".")[0] for word in _words(machine_code)))
+    before, wait, _ = machine_code.partition("ACQBULK")
+    before_wait = dict(Counter(word.partition(".")[0] for word in _words(before))) if wait else {}
     in_loop = dict(Counter(_words(_longest_loop(machine_code))))
-    return Compiled(registers, stack, compiled.metadata.shared, counts, in_loop, _repeated(compiled.asm["ttgir"]))
+    repeated = _repeated(compiled.asm["ttgir"])
+    return Compiled(registers, stack, compiled.metadata.shared, counts, before_wait, in_loop, repeated)
 
 
 def _words(machine_code: str) -> list[str]:

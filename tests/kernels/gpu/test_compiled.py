@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from qwen35mm_kernels.gpu import attention_decode, attention_prefill, fp8, integers, moe_integers, rope_kv
+from qwen35mm_kernels.gpu import attention_decode, attention_prefill, fp8, integers, moe_integers, normed, rope_kv
 from qwen35mm_kernels.gpu.launch import Config
 from qwen35mm_kernels.gpu.moe import _DEFAULTS
 from tests.kernels.gpu.compiled import SHARED_BYTES, Compiled, Variant, compile_variants
@@ -124,7 +124,7 @@ def test_two_gdn_decode_steps_fit_on_a_multiprocessor(group: int, capability: in
             "i32:16": "stride_mixed stride_conv_slot stride_recurrent_slot stride_out",
         },
         {"L2_EPS": 1e-6, "NUM_K_HEADS": 16, "GROUP": group, "GROUP_POW2": 4 if group == 3 else group}
-        | {"K": 128, "V": 128, "WIDTH": 4, "WIDTH_POW2": 4, "SEVERAL": several},
+        | {"K": 128, "V": 128, "WIDTH": 4, "WIDTH_POW2": 4, "SEVERAL": several, "EARLY": capability >= 90},
     )
     # The loop over a sequence's rows keeps the weights in registers: one program fits.
     assert several or found.num_registers <= TWO_PROGRAMS
@@ -134,6 +134,46 @@ def test_two_gdn_decode_steps_fit_on_a_multiprocessor(group: int, capability: in
     # The first tile and the next: 8 loads of 16 bytes to a thread each, and 8 stores; the rest is small.
     assert found.instructions["LDG"] <= 16 + 40
     assert found.instructions["STG"] <= 8 + 20
+    if capability >= 90 and not several:
+        # Taps, old inputs and the first tile are on their way before the projection is finished; nothing is written.
+        assert found.before_wait["LDG"] >= (8 if group <= 2 else 4) + 12
+        assert "STG" not in found.before_wait
+
+
+_FEW_ROWS_TYPES = {
+    "*bf16:16": "x_ptr delta_ptr norm_ptr matrix_ptr sum_ptr out_ptr",
+    "i32": "num_rows",
+    "fp32": "eps",
+    "i32:16": "stride_x stride_delta stride_matrix",
+}
+
+
+@pytest.mark.parametrize("depth", [1024, 4096])
+@pytest.mark.parametrize("kind", ["plain", "norm", "swiglu"])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+def test_weights_of_a_product_of_few_rows_are_asked_for_early(
+    capability: int, rows: int, kind: str, depth: int
+) -> None:
+    config = normed._PLAIN if kind == "plain" else normed._DEFAULTS[rows]
+    norms = {"NORM": kind != "plain", "ADD": kind != "plain", "SWIGLU": kind == "swiglu"}
+    found = compiled(
+        "normed:_norm_linear_kernel",
+        capability,
+        config,
+        _FEW_ROWS_TYPES,
+        {"WIDTH": 4096, "DEPTH": depth, "ROWS": rows, "EARLY": capability >= 90, **norms},
+    )
+    assert found.spilled_bytes == 0
+    # On a multiprocessor, nine programs of one row; of four rows two, or on Hopper three at the usual depths.
+    assert found.num_registers <= (56 if rows == 1 else 256 if capability != 90 else THREE_PROGRAMS + 8)
+    # 16 bytes at a time: the first tile, and in the loop the next one.
+    tile = config.blocks["BLOCK_N"] * config.blocks["BLOCK_K"] // (32 * config.num_warps) // 8
+    if capability >= 90:
+        assert found.before_wait["LDG"] == tile
+        assert "STG" not in found.before_wait
+    # Sums meet once, at the end.
+    assert not [word for word in found.in_loop if word.startswith("BAR")]
 
 
 @every_card
@@ -149,7 +189,7 @@ def test_a_long_row_is_normed_16_bytes_at_a_time(capability: int) -> None:
             "i32:16": "stride_x_outer stride_delta_outer",
         },
         {"inner": 1, "stride_x_inner": 5120, "stride_delta_inner": 5120, "D": 5120, "BLOCK_D": 8192}
-        | {"ZERO_CENTRED": True, "ADD": True},
+        | {"ZERO_CENTRED": True, "ADD": True, "EARLY": capability >= 90},
     )
     # Two loads each of x, of delta and of the weight, two stores of x and of the result.
     assert (found.instructions["LDG"], found.instructions["STG"]) == (6, 4)
@@ -193,7 +233,7 @@ def test_the_write_of_keys_and_values_needs_few_registers(capability: int) -> No
             "i32:16": "stride_qkv stride_cos stride_sin stride_k stride_v",
         },
         {"NUM_HEADS": 16, "NUM_KV_HEADS": 2, "HEAD_DIM": 256, "NUM_PAIRS": 32, "BLOCK_PAIRS": 32}
-        | {"K_FORMAT": "bf16", "V_FORMAT": "bf16", "K_WIDTH": 256, "V_WIDTH": 256},
+        | {"K_FORMAT": "bf16", "V_FORMAT": "bf16", "K_WIDTH": 256, "V_WIDTH": 256, "EARLY": capability >= 90},
     )
     assert found.spilled_bytes == 0
     assert found.num_registers <= 64
@@ -220,7 +260,7 @@ def test_attention_in_decode_keeps_loads_in_flight(capability: int) -> None:
         capability,
         attention_decode._DEFAULT[torch.bfloat16],
         {**_DECODE_TYPES, "*bf16:16": "q k_cache v_cache"},
-        _DECODE_CONSTANTS | {"K_FORMAT": "bf16", "V_FORMAT": "bf16"},
+        _DECODE_CONSTANTS | {"K_FORMAT": "bf16", "V_FORMAT": "bf16", "EARLY": capability >= 90},
     )
     assert found.spilled_bytes == 0
     # Three programs of a multiprocessor; on Blackwell Triton 3.7 leaves room for two.
@@ -241,7 +281,7 @@ def test_codes_of_keys_and_values_are_copied_ahead(capability: int, names: tuple
         capability,
         attention_decode._KEPT,
         {**_DECODE_TYPES, "*bf16:16": "q", "*u8:16": "k_cache v_cache"},
-        _DECODE_CONSTANTS | {"K_FORMAT": names[0], "V_FORMAT": names[1]},
+        _DECODE_CONSTANTS | {"K_FORMAT": names[0], "V_FORMAT": names[1], "EARLY": capability >= 90},
     )
     assert found.spilled_bytes == 0
     # Two programs to a multiprocessor, whose next tiles are on their way; those of eight bits leave room for three.

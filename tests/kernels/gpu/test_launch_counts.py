@@ -57,7 +57,8 @@ def more(engines: list[BareEngine], name: str, *sizes: Any) -> tuple[int, int, i
         ("piece", (65,), (26, 16, 3)),
         # Attention in parts launches one more, whose lengths are filled.
         ("piece", (64, 16_384), (27, 16, 4)),
-        ("step", (1,), (14, 8, 0)),
+        ("step", (1,), (22, 0, 0)),
+        ("step", (4,), (22, 0, 0)),
         ("step", (8,), (18, 16, 0)),
         ("embed", ((1, 64, 64),), (2, 4, 6)),
     ],
@@ -69,7 +70,7 @@ def test_layers_launch_what_is_known(
 
 
 def test_around_the_layers_little_is_launched(engines: list[BareEngine]) -> None:
-    for name, most in (("piece", 13), ("step", 15)):
+    for name, most in (("piece", 14), ("step", 17)):
         around = counts(engines[0], name, 1).all - sum(more(engines, name, 1))
         assert 0 < around <= most, (name, around)
 

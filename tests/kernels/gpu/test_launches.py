@@ -9,9 +9,12 @@ import ast
 import functools
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
+from qwen35mm_kernels.gpu import early
+from qwen35mm_kernels.gpu.launch import Config, launch, trial
 from tests.kernels.gpu.compiled import ROOT, SHARED_BYTES, Variant, compile_variants
 from tests.kernels.gpu.launches import launched
 
@@ -37,6 +40,16 @@ IN_REGISTERS = (
     "_prefill_kernel",
     "_prepare_kernel",
     "_scan_kernel",
+)
+# A dense model's decode step, without what comes once in it.
+STEP = (
+    "_combine_splits_kernel",
+    "_decode_splits_kernel",
+    "_gdn_decode_step_kernel",
+    "_norm_linear_kernel",
+    "_qk_norm_rope_write_kernel",
+    "_rms_norm_kernel",
+    "_swiglu_kernel",
 )
 
 
@@ -84,6 +97,47 @@ def test_no_length_and_no_batch_is_compiled_for_by_itself(size: str) -> None:
         assert len(first) >= 9
         for variants in others:
             assert variants == first
+
+
+def test_a_steps_kernels_start_before_the_last_one_has_ended() -> None:
+    """Besides the experts', and what comes once a step: positions and sampling."""
+    variants = [variant for found in similar("35B-A3B").values() for variant in found if "EARLY" in variant.constants]
+    assert {variant.kernel.split(":")[1] for variant in variants} == set(STEP)
+    assert all(variant.constants["EARLY"] for variant in variants)
+
+
+def test_no_card_before_hopper_starts_a_kernel_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, asked = torch.device("cpu"), []
+    assert not early.starts_early(device), "interpreted"
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    for capability, expected in ((80, False), (89, False), (90, True), (100, True), (120, True)):
+        monkeypatch.setattr(early, "capability", lambda device, found=capability: found)
+        assert early.starts_early(device) == expected
+    with trial({}, lambda kernel, grid, *args, **named: asked.append(named.get("launch_pdl"))):
+        for starts in (True, False):
+            launch(None, (1,), torch.zeros(1), config=Config(), EARLY=starts)
+        launch(None, (1,), torch.zeros(1), config=Config())
+    assert asked == [True, None, None]
+
+
+def test_a_kernel_that_starts_early_waits_before_it_writes_or_ends() -> None:
+    """In every function that is given EARLY, a wait comes before all stores, and stands beside every return."""
+    checked = set()
+    for path in GPU.glob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(function, ast.FunctionDef) or function.name == "wait_for_inputs":
+                continue
+            if "EARLY" not in [arg.arg for arg in function.args.args]:
+                continue
+            nodes = list(ast.walk(function))
+            calls = {ast.unparse(node.func): node.lineno for node in reversed(nodes) if isinstance(node, ast.Call)}
+            stores = [line for name, line in calls.items() if "store" in name or name == "_shift"]
+            assert calls["wait_for_inputs"] < min(stores, default=function.end_lineno or 0), function.name
+            blocks = [node.body for node in nodes if isinstance(node, ast.If | ast.For | ast.While)]
+            for block in (block for block in blocks if any(isinstance(node, ast.Return) for node in block)):
+                assert "wait_for_inputs(EARLY)" in [ast.unparse(node) for node in block], function.name
+            checked.add(function.name)
+    assert checked >= set(STEP)
 
 
 @pytest.mark.emulated

@@ -3,11 +3,11 @@
 A step is many short kernels, and a kernel's start takes as long as some of them. From Hopper on, a kernel launched with
 EARLY starts when every program of the kernel before it has called `wait_for_inputs` or ended. Until its own call:
 
-- It writes nothing, and every program calls it, also one that has nothing to do.
-- It reads nothing that the kernel directly before it writes. What other kernels wrote is there: that kernel had waited
-  for them. So weights, states and a step's inputs are requested before the wait, and take part in no waiting.
+- It writes nothing. Every program calls it, also one that has nothing to do.
+- It reads nothing that the kernel directly before it writes. What older kernels wrote is there, since that kernel had
+  waited for them. So weights, states and a step's inputs are requested while that kernel runs.
 
-A graph keeps these starts when it is captured. Between two kernels one of which isn't ours nothing changes.
+A kernel launched without EARLY starts when all before it have ended. CUDA graphs keep both.
 """
 
 from __future__ import annotations

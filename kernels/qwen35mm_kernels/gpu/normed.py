@@ -30,6 +30,15 @@ def _load_tile(rows_ptr, is_column, depth, DEPTH: tl.constexpr):
 
 
 @triton.jit
+def _eighths(x):
+    """[..., 2, 2, 2] as eight tensors [...], in one order for all."""
+    a, b = tl.split(x)
+    a0, a1 = tl.split(a)
+    b0, b1 = tl.split(b)
+    return tl.split(a0) + tl.split(a1) + tl.split(b0) + tl.split(b1)
+
+
+@triton.jit
 def _add_row(
     total, squares, weight, scale, x_ptr, delta_ptr, sum_ptr, place, stride_x, stride_delta, depth, sum_stop,
     DEPTH: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -46,8 +55,12 @@ def _add_row(
     if NORM:
         squares += tl.sum(tl.reshape(values * values, (BLOCK_K // 8, 8)), axis=1)
         values *= scale
-    products = tl.reshape(weight * values[None, :], (BLOCK_N, BLOCK_K // 8, 8))
-    return total + tl.sum(products, axis=2), squares
+    # One instruction a product: `tl.sum` would multiply and add apart.
+    weights = _eighths(tl.reshape(weight, (BLOCK_N, BLOCK_K // 8, 2, 2, 2)))
+    numbers = _eighths(tl.reshape(values, (BLOCK_K // 8, 2, 2, 2)))
+    for i in tl.static_range(8):  # pyright: ignore
+        total += weights[i] * numbers[i][None, :]
+    return total, squares
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -462,7 +462,7 @@ class Page {
     const run = this.#shortcuts[shortcutOf(event)];
     if (run) event.preventDefault();
     run?.();
-    if (event.key !== "Escape" || isOtherField(event.target, this.composer.text)) return;
+    if (event.key !== "Escape" || hasSearch(event.target)) return;
     if (this.element.classList.contains("with-sidebar")) this.toggleSidebar(false);
     else if (this.state.chat.running.length) this.state.stop();
     else if (!this.player.element.hidden) this.player.close();
@@ -470,9 +470,9 @@ class Page {
   }
 }
 
-/** Whether a key was meant for a field that isn't the message's. */
-const isOtherField = (/** @type {EventTarget | null} */ target, /** @type {Element} */ own) =>
-  target !== own && target instanceof Element && target.matches("input, select, textarea");
+/** Whether it is a search field with a text, which Escape empties. */
+const hasSearch = (/** @type {EventTarget | null} */ target) =>
+  target instanceof HTMLInputElement && target.type === "search" && target.value !== "";
 
 /** Builds the page in an element; the login, where the program asks for one. */
 async function start(/** @type {HTMLElement} */ root) {

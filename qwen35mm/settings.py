@@ -354,7 +354,9 @@ class ModelOptions:
         chosen = given(kv_bytes=self.kv_memory, state_bytes=self.state_memory, disk_bytes=self.cache_size)
         kept_states = self.kept_states or "float32"
         chosen |= {"kv_dtype": kv_dtype, "kv_keep": self.kv_keep or "1", "kept_states": kept_states}
-        chosen["kv_gates"] = self.kv_gates or "auto"
+        chosen["kv_gates"] = gates = self.kv_gates or "auto"
+        if gates not in ("auto", "none") and not Path(gates).is_file():
+            raise ConfigError(f"--kv-gates: there is no file {gates}.")
         cache = CacheSettings(directory=directory, keep_weights=not self.no_disk_cache, **chosen)
         if directory is None:
             return cache

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from qwen35mm.backends.shelf import LentBackend
     from qwen35mm.backends.zero_gpu import ZeroGpuBackend
     from qwen35mm.engine import EngineSettings
+    from qwen35mm.http.settings import HttpSettings
     from qwen35mm.model_library import BackendSwitch
     from qwen35mm.web.serving.programs import ProgramAccess
     from qwen35mm_preprocess import MediaBudget, MediaLimits
@@ -56,8 +57,8 @@ def chat(
     settings = http.settings()
     if "*" in settings.cors_origins:
         raise ConfigError("--cors-origin '*' would let every website use the page: name the websites that may.")
-    _check_ui(page, http)
-    with open_page(model, page) as (backend, how):
+    _check_ui(model, page, http)
+    with open_page(model, page, settings) as (backend, how):
         if page.ui == "gradio":
             from qwen35mm.web.serving import gradio_chat
 
@@ -69,7 +70,7 @@ def chat(
         launch(backend, http=settings, open_browser=open_browser, **how)
 
 
-def _check_ui(page: PageOptions, http: HttpOptions) -> None:
+def _check_ui(model: ModelsOptions, page: PageOptions, http: HttpOptions) -> None:
     """Raises ConfigError for an unknown page, and for options that Gradio's page can't take."""
     if page.ui not in ("own", "gradio"):
         raise ConfigError(f"--ui must be own or gradio; got {page.ui!r}.")
@@ -77,6 +78,8 @@ def _check_ui(page: PageOptions, http: HttpOptions) -> None:
         return
     if is_shared(page.host):
         raise ConfigError("--ui gradio is for one person on this machine: leave out --host, or give 127.0.0.1.")
+    if len(model.each()) > 1:
+        raise ConfigError("--ui gradio has no choice of models: give one --model, or leave out --ui gradio.")
     lacking = {
         page: (
             "auth",
@@ -101,7 +104,7 @@ def _check_ui(page: PageOptions, http: HttpOptions) -> None:
 
 @contextlib.contextmanager
 def open_page(
-    model: ModelOptions, page: PageOptions
+    model: ModelOptions, page: PageOptions, http: HttpSettings | None = None
 ) -> Iterator[tuple[LocalBackend | BackendSwitch | LentBackend | RemoteBackend | ZeroGpuBackend, dict[str, Any]]]:
     """Loads the model. Gives a backend, closed at the end, and the other arguments of `qwen35mm.web.serve`.
 
@@ -113,7 +116,7 @@ def open_page(
         Qwen35mmError: the model, the server or a setting can't be used.
     """
     if page.backend is not None:
-        with _open_server(page.backend, model, page) as opened:
+        with _open_server(page.backend, model, page, http) as opened:
             yield opened
         return
     # Imports `spaces` before anything might touch CUDA.
@@ -128,7 +131,7 @@ def open_page(
     if gpu is None and not shared:
         begin_digest(first.source, cache_folder(first))
     with quick_imports() if gpu is None else contextlib.nullcontext():
-        import qwen35mm.web  # noqa: F401 - reports a missing extra before a model is loaded
+        import qwen35mm.web  # reports a missing extra before a model is loaded
         from qwen35mm.backends.shelf import LentBackend
         from qwen35mm.backends.zero_gpu import ZeroGpuBackend
         from qwen35mm.config import ModelConfig
@@ -136,6 +139,7 @@ def open_page(
         from qwen35mm.model.load import find_checkpoint
         from qwen35mm.model_library import BackendSwitch, fit_source
 
+    qwen35mm.web.check(http=http, **how)
     with contextlib.ExitStack() as stack:
         if shared:
             model = replace(model, **{name: n for name, n in _FOR_STRANGERS.items() if getattr(model, name) is None})
@@ -183,7 +187,7 @@ def open_page(
 
 @contextlib.contextmanager
 def _open_server(
-    address: str, model: ModelOptions, page: PageOptions
+    address: str, model: ModelOptions, page: PageOptions, http: HttpSettings | None
 ) -> Iterator[tuple[BackendSwitch | RemoteBackend, dict[str, Any]]]:
     shared = is_shared(page.host)
     how = _how(page, shared)
@@ -196,12 +200,13 @@ def _open_server(
     if shared and page.api_key_file is not None:
         raise ConfigError("--api-key-file needs a model on this machine; programs can ask the server of --backend.")
     with quick_imports():
-        import qwen35mm.web  # noqa: F401 - reports a missing extra first
+        import qwen35mm.web  # reports a missing extra first
         from qwen35mm.decoding import Decoders
         from qwen35mm.model_library import BackendSwitch
         from qwen35mm.model_library.switch import CONNECT_S
         from qwen35mm.web.serving.servers import Server
 
+    qwen35mm.web.check(http=http, **how)
     if shared:
         model = replace(model, **{name: n for name, n in _FOR_STRANGERS.items() if getattr(model, name) is None})
     limits = _limits(model, page)

@@ -115,7 +115,7 @@ def serve(model: ModelsOptions, server: ServerOptions, http: HttpOptions, cluste
     with quick_imports():
         try:
             import qwen35mm.server.app  # noqa: F401 - with its dependencies
-            from qwen35mm.http.run import run
+            from qwen35mm.http.run import check, run
             from qwen35mm.server.keys import Keys
             from qwen35mm.server.service import ANY_NAME
         except ModuleNotFoundError as error:
@@ -129,6 +129,7 @@ def serve(model: ModelsOptions, server: ServerOptions, http: HttpOptions, cluste
     keys = None if server.api_key_file is None else Keys.read(server.api_key_file)
     if server.media_root is not None and not server.media_root.is_dir():
         raise ConfigError(f"--media-root: there is no folder {server.media_root}.")
+    check(server.host, server.port, settings)
     names = ", ".join(each.name for each in models)
     with ExitStack() as stack:
         if cluster.ray is None:

@@ -118,6 +118,15 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def check(host: str, port: int, settings: HttpSettings) -> None:
+    """Tries the address and the certificate, before a model is loaded. Raises ConfigError."""
+    listen(host, port).close()
+    _Server(_nothing, settings)
+
+
+async def _nothing(_scope: Scope, _receive: Receive, _send: Send) -> None: ...
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

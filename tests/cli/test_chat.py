@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -99,11 +100,44 @@ def test_what_gradios_page_cannot_do_is_said(qwen35mm: Run) -> None:
         "--embed-origin": "https://example.org", "--base-path": "/chat",
     }  # fmt: skip
     cases = [([name, *([value] if value else [])], f"{name} can't be used with") for name, value in refused.items()]
-    for arguments, words in (*cases, (["--host", "0.0.0.0"], "--ui gradio is for one person on this machine")):
+    for arguments, words in (
+        *cases,
+        (["--host", "0.0.0.0"], "--ui gradio is for one person on this machine"),
+        (["--model", "a", "--model", "b"], "--ui gradio has no choice of models"),
+    ):
         done = qwen35mm("chat", "--ui", "gradio", *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert words in done.stderr
     assert "--ui must be own or gradio; got 'other'." in qwen35mm("chat", "--ui", "other").stderr
+
+
+def test_what_a_page_lacks_is_said_before_a_model_is_loaded(
+    qwen35mm: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        "qwen35mm.model_library.BackendOptions.load_model", lambda *_, **how: pytest.fail("one is loaded")
+    )
+    for name in ("trafilatura", "mcp"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (servers := tmp_path / "servers.json").write_text('{"mcpServers": {"files": {"command": "files"}}}')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = ("--port", taken.getsockname()[1])
+        cases = [
+            (("chat", "--read-web"), "needs the optional extra 'web'"),
+            (("chat", "--mcp-config", servers), "needs the optional extra 'tools'"),
+            (("chat", "--mcp"), "needs the optional extra 'mcp'"),
+            (("chat", "--auth", "ann:x", "--token", "let-me-in"), "--token is for a page of one's own"),
+            (("chat", "--port", 0, "--data-dir", servers), "The folder 'servers.json' can't be made"),
+            (("chat", "--port", 0, "--tls-cert", servers), "TLS can't begin"),
+            (("serve", "--port", 0, "--tls-cert", servers), "TLS can't begin"),
+            (("chat", "--port", 0, "--lora", tmp_path / "none"), "none"),
+            (("chat", "--port", 0, "--kv-gates", tmp_path / "none"), "--kv-gates: there is no file"),
+            *(((*command, *port), "can't be used") for command in (("chat",), ("serve",), ("chat", "--ui", "gradio"))),
+        ]
+        for arguments, words in cases:
+            done = qwen35mm(*arguments)
+            assert (done.returncode, done.stdout, words in done.stderr) == (1, "", True), (arguments, done.stderr)
 
 
 def test_no_disk_cache_leaves_the_disk_alone(home: Path) -> None:

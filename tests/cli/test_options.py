@@ -123,7 +123,7 @@ MODEL: dict[str, Any] = {
     },
     **{"max_image_tokens": 9, "max_video_tokens": 9, "max_frames": 9, "fps": 0.5, "max_pixels": 9, "max_image_size": 9},
     **{"max_video_size": 9, "max_seconds": 9.0, "color": "checkpoint", "kv_memory": 9, "kv_dtype": "int8"},
-    **{"kv_keep": "0.5", "kv_gates": "g", "kept_states": "bf16", "state_memory": 9, "cache_dir": Path("c")},
+    **{"kv_keep": "0.5", "kv_gates": __file__, "kept_states": "bf16", "state_memory": 9, "cache_dir": Path("c")},
     "cache_size": 9,
 }
 HTTP: dict[str, Any] = {

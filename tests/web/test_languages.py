@@ -69,7 +69,7 @@ ENGLISH_ONLY = {
     "qwen35mm/web/desktop/window.py": (2, "said in the terminal, where there is no window"),
     "qwen35mm/web/serving/guest.py": (1, "what the command line names, checked before there is a page"),
     "qwen35mm/web/serving/mcp_tool.py": (1, "an option of the command line, checked before there is a page"),
-    "qwen35mm/web/serving/server.py": (9, "options of the command line, checked before there is a page"),
+    "qwen35mm/web/serving/server.py": (8, "options of the command line, checked before there is a page"),
     "preprocess/qwen35mm_preprocess/frames.py": (7, "what programs alone send; the page passes files only"),
     "preprocess/qwen35mm_preprocess/media.py": (4, "a caller's sources; the page passes files only"),
     "preprocess/qwen35mm_preprocess/media_plan.py": (3, "a caller's plans; of stored ones the records speak"),

@@ -85,7 +85,7 @@ export class SettingsPanel {
       fieldset(t("Length"), this.numbers("length")),
       fieldset(t("Pictures and videos"), this.numbers("media")),
       this.client(),
-      button("plain reset", t("Reset to model defaults"), () => this.take({})),
+      button("plain reset", t("Reset to model defaults"), () => this.take(withPreset(this.values, {}))),
     );
     redraw(
       this.body,

@@ -177,9 +177,9 @@ class Turns:
             if conversation is None:
                 return self._begin_new(person, _title(draft.node), draft.settings, draft.node)
             settings = draft.settings.values
-            reply = self._reply_to(draft.node, draft.settings)
-            work = self._work(person, replace(conversation, settings=settings), (*draft.path, draft.node), reply)
-            self._store.add(person.owner, conversation.id, draft.node, reply, settings=settings)
+            conversation = replace(conversation, settings=settings)
+            work = self._work(person, conversation, (*draft.path, draft.node), _reply_to(draft.node))
+            self._store.add(person.owner, conversation.id, draft.node, work.node, settings=settings)
             return work
 
         try:
@@ -202,10 +202,9 @@ class Turns:
                 raise PromptError(say("Only a question can be answered."))
             is_summary = any(reply.id == conversation.first for reply in tree.children(question_id))
             own = settings or Settings.kept(conversation.settings)
-            reply = self._reply_to(path[-1], own)
             conversation = replace(conversation, settings=own.values)
-            work = self._work(person, conversation, path, reply, is_summary=is_summary)
-            self._store.add(person.owner, conversation_id, reply, first=reply.id if is_summary else None)
+            work = self._work(person, conversation, path, _reply_to(path[-1]), is_summary=is_summary)
+            self._store.add(person.owner, conversation_id, work.node, first=work.node.id if is_summary else None)
             return work
 
         return (await self._begin(person, conversation_id, store))[1]
@@ -260,9 +259,8 @@ class Turns:
                 parent = _node(parent.id, "tool", status="running", call=call.id)
                 allowed.append(Allowed(call, parent, answers.get(call.id, "once")))
             path = prompt_path(whole, conversation.first, _own_first(whole))
-            reply = self._reply_to(parent, settings)
-            work = self._work(person, conversation, path, reply, allowed)
-            self._store.add(person.owner, conversation_id, *(each.result for each in allowed), reply)
+            work = self._work(person, conversation, path, _reply_to(parent), allowed)
+            self._store.add(person.owner, conversation_id, *(each.result for each in allowed), work.node)
             return work
 
         try:
@@ -318,12 +316,12 @@ class Turns:
     def _begin_new(
         self, person: Person, title: str, settings: Settings, question: Node, *, is_summary: bool = False
     ) -> Work:
-        reply = self._reply_to(question, settings)
+        reply = _reply_to(question)
         first = reply.id if is_summary else None
         now_s = time.time()
         conversation = Conversation(new_id(), title, now_s, now_s, reply.id, settings.values, first, titled=is_summary)
         work = self._work(person, conversation, [question], reply, is_summary=is_summary)
-        self._store.insert(person.owner, [(conversation, Tree([question, reply]))])
+        self._store.insert(person.owner, [(conversation, Tree([question, work.node]))])
         return work
 
     def _prepared(self, person: Person, question: Question) -> tuple[Draft, Conversation | None]:
@@ -412,10 +410,6 @@ class Turns:
         self._store.media.hold(person.owner, digest)
         return _node(None, "user", text=_SUMMARISE, attachments=(Attachment(digest, "text", title, num_bytes),))
 
-    def _reply_to(self, question: Node, settings: Settings) -> Node:
-        model, how = self._backend.info, made_with(settings, self._backend.info)
-        return _node(question.id, "assistant", status="running", model=model.name, settings=how)
-
     def _work(
         self,
         person: Person,
@@ -427,7 +421,10 @@ class Turns:
         is_summary: bool = False,
     ) -> Work:
         settings = Settings.kept(conversation.settings)
+        # Once: another may be chosen at any moment, and the message names the one that is asked.
         model, media = self._backend.info, self._store.media
+        if reply.model is None:
+            reply = replace(reply, model=model.name, settings=made_with(settings, model))
 
         def messages_of(path: Sequence[Node]) -> list[Message]:
             return prompt_messages(path, media, settings.system, self._backend.media)
@@ -491,6 +488,11 @@ class Turns:
 
 def _node(parent: str | None, role: Any, node_id: str | None = None, **fields: Any) -> Node:
     return Node(node_id or new_id(), parent, role, time.time(), **fields)
+
+
+def _reply_to(question: Node) -> Node:
+    """A new reply; `Turns._work` names its model."""
+    return _node(question.id, "assistant", status="running")
 
 
 def _own_first(path: Sequence[Node]) -> str | None:

@@ -22,6 +22,7 @@ from qwen35mm.contract import Backend
 from qwen35mm.errors import ConfigError, MissingExtraError, StorageError
 from qwen35mm.http.ends import end_signals, interrupt, wait_for_the_end
 from qwen35mm.http.run import ServerThread, tell_network
+from qwen35mm.http.run import check as check_address
 from qwen35mm.http.sessions import PageToken
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.strangers import is_shared
@@ -134,16 +135,19 @@ def serve(
         StorageError: the folder can't be used.
         MissingExtraError: the MCP SDK, or what reads web pages, isn't installed.
     """
-    if read_web and not can_read_web_pages():
-        raise MissingExtraError("Reading web addresses", "web")
     shared = is_shared(host)
-    logins = _logins(auth, auth_file, guests, (STRANGERS if shared else ALONE).wrong_passwords)
-    if token and (shared or logins):
-        raise ConfigError("--token is for a page of one's own. Where several people use it, --auth says who may.")
-    if mcp and (logins or not calls):
-        raise ConfigError("--mcp needs what --no-api takes away, and a page without --auth and --auth-file.")
-    page_token = None if shared or logins or token == "" else PageToken(token)
-    _check_tools(tools, tool_accounts, has_token=page_token is not None, has_logins=logins is not None)
+    logins, page_token = _checked(
+        shared,
+        auth=auth,
+        auth_file=auth_file,
+        guests=guests,
+        token=token,
+        calls=calls,
+        mcp=mcp,
+        read_web=read_web,
+        tools=tools,
+        tool_accounts=tool_accounts,
+    )
     if programs is not None and page_token is not None:
         programs = replace(programs, keys=programs.keys.with_key(page_token.value))
     # Known once the server listens.
@@ -210,6 +214,49 @@ def launch(backend: Backend, *, open_browser: bool = False, **options: Any) -> N
             wait_for_the_end()
     finally:
         server.close()
+
+
+def check(
+    *, host: str, port: int, http: HttpSettings | None = None, data_dir: Path | None = None, **options: Any
+) -> None:
+    """Raises what `serve` would raise with these options, before a model is loaded for it."""
+    _checked(is_shared(host), **options)
+    check_address(host, port, http or HttpSettings())
+    if data_dir is not None and data_dir.exists():
+        with contextlib.closing(ConversationStore(data_dir)) as store:
+            store.find("", limit=1)
+
+
+def _checked(
+    shared: bool,
+    *,
+    auth: Sequence[tuple[str, str]],
+    auth_file: Path | None,
+    guests: bool,
+    token: str | None,
+    calls: bool,
+    mcp: bool,
+    read_web: bool,
+    tools: Sequence[ToolServer],
+    tool_accounts: Sequence[str],
+) -> tuple[Logins | None, PageToken | None]:
+    """Who gets in: people with a login, or those with the token. Raises the errors of `serve`'s options."""
+    has_mcp = importlib.util.find_spec("mcp") is not None
+    for is_asked, is_there, what, extra in (
+        (read_web, can_read_web_pages(), "Reading web addresses", "web"),
+        (mcp, has_mcp, "An MCP server", "mcp"),
+        (tools, has_mcp, "Tool servers", "tools"),
+    ):
+        if is_asked and not is_there:
+            raise MissingExtraError(what, extra)
+    logins = _logins(auth, auth_file, guests, (STRANGERS if shared else ALONE).wrong_passwords)
+    if token and (shared or logins):
+        raise ConfigError("--token is for a page of one's own. Where several people use it, --auth says who may.")
+    if mcp and (logins or not calls):
+        raise ConfigError("--mcp needs what --no-api takes away, and a page without --auth and --auth-file.")
+    page_token = None if shared or logins or token == "" else PageToken(token)
+    _check_tools(tools, tool_accounts, has_token=page_token is not None, has_logins=logins is not None)
+    return logins, page_token
 
 
 def _check_tools(tools: Sequence[ToolServer], accounts: Sequence[str], *, has_token: bool, has_logins: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ async def test_a_message_and_its_answer(kit: ChatKit) -> None:
     assert again.conversation == asked.conversation
     # What isn't said again stays as it was.
     assert kit.prompt == [("system", "Be short."), ("user", "echo one"), ("assistant", "one"), ("user", "echo two")]
+
+
+async def test_a_model_that_is_chosen_meanwhile_is_not_named_for_another_s_answer(
+    kit: ChatKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = map(str, itertools.count())
+    changing = property(lambda backend: replace(backend.__dict__["info"], name=next(names)))
+    monkeypatch.setattr(type(kit.backend), "info", changing, raising=False)
+    asked = await kit.ask("echo one")
+    await kit.watch(await kit.turns.answer_again(ME, asked.conversation, kit.path(asked.conversation)[0].id))
+    answers = kit.store.read(ME.owner, asked.conversation)[1].children(kit.path(asked.conversation)[0].id)
+    assert [answer.model for answer in answers] == [call.model for call in kit.backend.calls]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,10 @@ def test_a_tool_is_switched_on_asked_for_and_then_always_allowed(
     expect(panel.locator(".servers")).to_contain_text("fake_server.py")
     panel.get_by_role("button", name="Close settings").click()
     page.add("Tools: fake")
+    # They are no default of a model.
+    panel = page.open_settings(advanced=True)
+    panel.get_by_role("button", name="Reset to model defaults").click()
+    panel.get_by_role("button", name="Close settings").click()
 
     page.ask('call fake__picture {"text": "<b>all</b>"}')
     call = page.page.locator(".call")

@@ -51,6 +51,7 @@ suite("settings", () => {
     assert.deepEqual(state.settings, { seed: 1 });
     // A preset neither switches them on nor off.
     assert.deepEqual(withPreset({ seed: 1, tools: "files" }, { top_k: 3, tools: "web" }), { top_k: 3, tools: "files" });
+    assert.deepEqual(withPreset({ seed: 1, tools: "files", max_calls: 3 }, {}), { tools: "files", max_calls: 3 });
     const presets = new Presets(program.requests, { mine: { top_k: 3 } }, () => {});
     assert.equal(presets.nameOf({ top_k: 3, tools: "files" }), "mine");
   });

@@ -128,7 +128,7 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     # As `qwen35mm chat` serves it, so that the first page offers a real model.
     options = BackendOptions(device="cpu")
-    backend = BackendSwitch(options.load(demo_model_path()), options)
+    backend = BackendSwitch.of(options.load(demo_model_path()), options)
     server = serve(backend, port=0)
     try:
         with open_browser() as browser:

@@ -236,6 +236,7 @@ class Page {
       uploadFor(Boolean(chat.temporary));
       this.element.classList.toggle("temporary", Boolean(chat.temporary));
       this.player.close();
+      this.models.followChat(chat);
     }
     this.drawAddress(chat.temporary ? null : chat.id, isOther);
     this.drawTitle(chat.title);

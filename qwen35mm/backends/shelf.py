@@ -1,4 +1,4 @@
-"""Several models in one program: loaded when a request names one, unloaded when another one needs their memory.
+"""The models of one program: loaded when a request names one, unloaded when another one needs their memory.
 
 All models are in this process, each with an engine of its own. So they share decoders and folders, and a page counts
 tokens without asking another process. An error of Python, such as a damaged file or too little memory while a model is
@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from qwen35mm.backends.local import LocalBackend
@@ -21,6 +22,7 @@ from qwen35mm.contract import Event, GenerationRequest, Message, ModelInfo, Prog
 from qwen35mm.engine.request import is_shortage
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, report_bug
 from qwen35mm.malloc import give_back_freed
+from qwen35mm.model.weights import OnRead
 from qwen35mm_preprocess import MediaProcessor
 from qwen35mm_preprocess.say import Said, said_of, say
 
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 _EARLY_S = 0.01
 # As llama-server calls them.
 State = Literal["unloaded", "loading", "loaded", "failed"]
+# Of a model that is being loaded.
+Step = Literal["check", "wait", "close", "load"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Offer:
     Attributes:
         name: by which a request chooses it.
         num_bytes: the most memory that it takes, by its plan.
-        load: loads it; called in a thread.
+        load: loads it; called in a thread, with what to call with the bytes of weights read, and all of them.
         check: raises if its files can't be used; called in a thread, before other models are unloaded for it.
         has_room: whether the machine has the least memory that it needs; called in a thread.
         names: further names.
@@ -47,11 +51,13 @@ class Offer:
         num_slots: requests that it computes at one time.
         sees: whether it takes pictures and videos.
         is_demo: whether it is the bundled demo model.
+        folder: of the checkpoint.
+        options: that it is loaded with, for whoever makes another offer of it.
     """
 
     name: str
     num_bytes: int
-    load: Callable[[], LocalBackend]
+    load: Callable[[OnRead], LocalBackend]
     check: Callable[[], object] = lambda: None
     has_room: Callable[[], bool] = lambda: True
     names: tuple[str, ...] = ()
@@ -60,45 +66,61 @@ class Offer:
     num_slots: int = 4
     sees: bool = True
     is_demo: bool = False
+    folder: Path | None = None
+    options: Any = None
 
 
 class _Place:
     """A model's place on the shelf.
 
     Attributes:
-        shell: the model without its weights, once it was loaded: it still makes and counts prompts.
+        made_by: the offer that `backend` was loaded by.
+        shell: the model without its weights, if the page shows it: it still makes and counts prompts.
         num_leases: requests that are answered.
         used_at: when the last one began or ended.
         is_leaving: whether it takes no more requests, because another model waits for its memory.
+        step: what is done to load it; None while it isn't loaded.
+        share: of the weights, that is read.
         timer: looks whether it has been idle for long enough.
         error: why it couldn't be loaded; None if it could.
     """
 
     def __init__(self, offer: Offer) -> None:
         self.offer = offer
+        self.made_by = offer
         self.backend: LocalBackend | None = None
         self.shell: LocalBackend | None = None
         self.num_leases = 0
         self.used_at = 0.0
-        self.is_leaving = self.is_loading = False
+        self.is_leaving = False
+        self.step: Step | None = None
+        self.share: float | None = None
         self.error: Said | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     @property
     def is_loaded(self) -> bool:
         # An engine that failed answers nothing more; the log has the reason. The next one may do better.
-        return self.backend is not None and not self.backend.has_ended
+        return self.backend is not None and not self.backend.has_ended and self.made_by is self.offer
+
+    @property
+    def must_go(self) -> bool:
+        """Whether the backend can be unloaded now, in favour of another one for this place."""
+        return self.backend is not None and not self.is_loaded and (self.backend.has_ended or not self.num_leases)
 
     @property
     def is_open(self) -> bool:
         return self.is_loaded and not self.is_leaving
 
-    def put(self, backend: LocalBackend, now: float) -> None:
-        self.backend, self.error, self.used_at = backend, None, now
+    def put(self, backend: LocalBackend, offer: Offer, now: float) -> None:
+        self.backend, self.made_by, self.error, self.used_at = backend, offer, None, now
+
+    def read(self, done: int, total: int) -> None:
+        self.share = done / total
 
 
 class Shelf:
-    """Lends the backends of several models. For use from one event loop.
+    """Lends the backends of models. For use from one event loop.
 
     Requests for a model that isn't loaded wait in a line, and the model of the first one is loaded next. If the memory
     doesn't hold it beside the others, the least recently used one leaves, but never one that answers: then new requests
@@ -106,7 +128,6 @@ class Shelf:
 
     Args:
         memory_bytes: for all loaded models together, by their plans.
-        keeps_prompts: whether an unloaded model still makes and counts prompts, for a page that shows it.
         keep_alive_s: a model that answers nobody for so long is unloaded; None keeps it until memory is needed.
         max_waiting: requests that may wait for each model; more are refused.
         clock: seconds that never go back.
@@ -118,14 +139,13 @@ class Shelf:
         memory_bytes: int,
         *,
         keep_alive_s: float | None = None,
-        keeps_prompts: bool = False,
         max_waiting: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._places = {each.name: _Place(each) for each in offers}
         self._memory_bytes = memory_bytes
         self._keep_alive_s = keep_alive_s
-        self._keeps_prompts = keeps_prompts
+        self._shown: str | None = None
         self._max_waiting = max_waiting
         self._clock = clock
         self._line: list[tuple[_Place, asyncio.Future[LocalBackend]]] = []
@@ -138,8 +158,38 @@ class Shelf:
 
     @property
     def offers(self) -> list[Offer]:
-        """All models; the first one answers requests that name none."""
+        """All models, in the order in which they were offered."""
         return [place.offer for place in self._places.values()]
+
+    def offer(self, name: str | None) -> Offer | None:
+        """The model of this name; None if there is none."""
+        return place.offer if (place := self._places.get(name or "")) else None
+
+    def set(self, offer: Offer) -> None:
+        """Offers one more model, or one with other settings: what is loaded with the old ones answers to its end."""
+        place = self._places.setdefault(offer.name, _Place(offer))
+        place.offer, place.error = offer, None
+
+    def remove(self, name: str) -> None:
+        """Takes back an offer, unless it has been loaded by now."""
+        if self.state(name) in ("unloaded", "failed"):
+            del self._places[name]
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def shown(self) -> str | None:
+        """The model that a page shows: unloaded, it still makes and counts prompts."""
+        return self._shown
+
+    @shown.setter
+    def shown(self, name: str | None) -> None:
+        self._shown = name
+        for place in self._places.values():
+            if place.offer.name != name:
+                place.shell = None
 
     @property
     def memory_bytes(self) -> int:
@@ -148,7 +198,7 @@ class Shelf:
     @property
     def used_bytes(self) -> int:
         """The most that the loaded models take, by their plans."""
-        return sum(place.offer.num_bytes for place in self._places.values() if place.backend is not None)
+        return sum(place.made_by.num_bytes for place in self._places.values() if place.backend is not None)
 
     @property
     def num_waiting(self) -> int:
@@ -159,7 +209,17 @@ class Shelf:
         place = self._places[name]
         if place.is_loaded:
             return "loaded"
-        return "loading" if place.is_loading else "unloaded" if place.error is None else "failed"
+        return "loading" if place.step is not None else "unloaded" if place.error is None else "failed"
+
+    def step(self, name: str) -> tuple[Step | None, float | None]:
+        """What is done to load a model, and the share of its weights that is read."""
+        place = self._places[name]
+        return place.step, place.share
+
+    def leaving(self, name: str | None, num_bytes: int) -> list[Offer]:
+        """The models that would be unloaded for one of this size; not the one whose place it takes, by its name."""
+        others = [each for each in self._places.values() if each.backend is not None and each.offer.name != name]
+        return [place.made_by for place in self._in_the_way(others, num_bytes)]
 
     def error(self, name: str) -> Said | None:
         """Why a model couldn't be loaded; None if it could, or wasn't tried."""
@@ -167,26 +227,26 @@ class Shelf:
 
     def put(self, name: str, backend: LocalBackend) -> None:
         """Puts a model that is loaded already into its place."""
-        self._places[name].put(backend, self._clock())
+        self._places[name].put(backend, self._places[name].offer, self._clock())
 
     def known(self, name: str) -> LocalBackend:
-        """A model's backend; between two loads without its weights and its engine.
+        """A model's backend; the page's between two loads without its weights and its engine.
 
         Raises:
-            EngineError: it was never loaded.
+            EngineError: it isn't loaded.
         """
-        place = self._places[name]
-        found = place.backend or place.shell
+        place = self._places.get(name)
+        found = place and (place.backend or place.shell)
         if found is None:
             raise EngineError(say("The model '{name}' isn't loaded.", name=name))
         return found
 
     def loaded(self, name: str) -> LocalBackend | None:
-        return self._places[name].backend
+        return self._places[name].backend if name in self._places else None
 
     def is_open(self, name: str) -> bool:
         """Whether a request for the model begins at once."""
-        return self._places[name].is_open
+        return name in self._places and self._places[name].is_open
 
     @contextlib.asynccontextmanager
     async def lease(self, name: str) -> AsyncIterator[LocalBackend]:
@@ -205,9 +265,11 @@ class Shelf:
 
     async def take(self, name: str) -> LocalBackend:
         """As `lease`, until `give_back`."""
-        place = self._places[name]
         if self._is_closed:
             raise EngineError(say("The program is shutting down."))
+        place = self._places.get(name)
+        if place is None:
+            raise EngineError(say("The model '{name}' isn't loaded.", name=name))
         if place.is_open:
             assert place.backend is not None
             self._lend(place)
@@ -244,12 +306,13 @@ class Shelf:
         for place in self._places.values():
             self._look_later(place)
 
-    async def unload_idle(self) -> None:
-        """Unloads the models that have been idle for `keep_alive_s`."""
+    async def unload_idle(self, after_s: float | None = None) -> None:
+        """Unloads the models that have been idle for `after_s`; None is `keep_alive_s`."""
+        after_s = self._keep_alive_s if after_s is None else after_s
         async with self._changing:
-            for place in self._places.values():
+            for place in [*self._places.values()]:
                 is_idle = place.backend is not None and not place.num_leases
-                if is_idle and self._keep_alive_s is not None and self._idle_s(place) >= self._keep_alive_s:
+                if is_idle and after_s is not None and self._idle_s(place) >= after_s:
                     logger.info("%s is unloaded: nobody has used it for a while", place.offer.name)
                     await self._unload(place)
 
@@ -321,23 +384,22 @@ class Shelf:
     async def _load(self, place: _Place) -> None:
         """Loads a model once there is room; does nothing if everybody who waited for it has left."""
         offer = place.offer
-        place.is_loading = True
+        place.step = "check"
         try:
-            if place.backend is not None:
-                await self._unload(place)
             await asyncio.to_thread(offer.check)
             if not await self._make_room(place):
                 return
+            place.step = "load"
             began_s = self._clock()
-            backend = await asyncio.to_thread(offer.load)
+            backend = await asyncio.to_thread(offer.load, place.read)
             if self._is_closed:
                 backend.close()
                 raise EngineError(say("The program is shutting down."))
-            place.put(backend, self._clock())
+            place.put(backend, offer, self._clock())
             logger.info("%s was loaded in %.1f s", offer.name, self._clock() - began_s)
             self._look_later(place)
         finally:
-            place.is_loading = False
+            place.step = place.share = None
 
     async def _make_room(self, wanted: _Place) -> bool:
         """Unloads models until there is room; False if nobody waits for it any more.
@@ -348,38 +410,46 @@ class Shelf:
         others = [place for place in self._places.values() if place is not wanted]
         try:
             while True:
+                wanted.step = "close"
+                if wanted.must_go:
+                    await self._unload(wanted)
                 fits_plan = self.used_bytes + wanted.offer.num_bytes <= self._memory_bytes
                 has_room = fits_plan and await asyncio.to_thread(wanted.offer.has_room)
                 if not self._is_wanted(wanted):
                     return False
-                loaded = [place for place in others if place.backend is not None]
-                if not loaded and fits_plan and not has_room:
-                    raise EngineError(say("there isn't enough memory"))
-                if has_room or not loaded:
-                    return True  # the plan of one that is larger than all memory is for this case
-                if idle := [place for place in loaded if not place.num_leases]:
-                    await self._unload(min(idle, key=lambda place: place.used_at))
-                    continue
-                self._let_leave(loaded, wanted)
+                if wanted.backend is None:
+                    loaded = [place for place in others if place.backend is not None]
+                    if not loaded and fits_plan and not has_room:
+                        raise EngineError(say("there isn't enough memory"))
+                    if has_room or not loaded:
+                        return True  # the plan of one that is larger than all memory is for this case
+                    if idle := [place for place in loaded if not place.num_leases]:
+                        await self._unload(min(idle, key=lambda place: place.used_at))
+                        continue
+                    staying = [place for place in loaded if not place.is_leaving]
+                    for place in self._in_the_way(staying, wanted.offer.num_bytes, one=len(staying) == len(loaded)):
+                        place.is_leaving = True
+                wanted.step = "wait"
                 self._changed.clear()
                 await self._changed.wait()
         finally:
             for place in others:
                 place.is_leaving = False
 
-    def _let_leave(self, loaded: Sequence[_Place], wanted: _Place) -> None:
-        """Marks as many of the least recently used models as have to leave, so that the others go on."""
-        staying = sorted((place for place in loaded if not place.is_leaving), key=lambda place: place.used_at)
-        num_bytes = sum(place.offer.num_bytes for place in (*staying, wanted))
-        while staying and (len(staying) == len(loaded) or num_bytes > self._memory_bytes):
-            leaves = staying.pop(0)
-            leaves.is_leaving = True
-            num_bytes -= leaves.offer.num_bytes
+    def _in_the_way(self, loaded: Sequence[_Place], num_bytes: int, *, one: bool = False) -> list[_Place]:
+        """As many of the least recently used models as have to leave, so that the others go on; at least `one`."""
+        num_bytes += sum(place.made_by.num_bytes for place in loaded)
+        found: list[_Place] = []
+        for place in sorted(loaded, key=lambda place: place.used_at):
+            if num_bytes > self._memory_bytes or (one and not found):
+                found.append(place)
+                num_bytes -= place.made_by.num_bytes
+        return found
 
     def _take_off(self, place: _Place) -> list[LocalBackend]:
         """A place's backend, in a list to empty: a thread keeps its function a moment longer than its caller waits."""
         assert place.backend is not None
-        if self._keeps_prompts:
+        if place.offer.name == self._shown:
             # First: a thread of the page may ask for either at any moment.
             place.shell = place.backend.without_weights()
         found, place.backend, place.is_leaving = [place.backend], None, False
@@ -408,51 +478,66 @@ class OnShelf:
         self.shelf = shelf
         self.name = name
 
+    @property
+    def known(self) -> Any:
+        """The model, at least without its weights."""
+        return self.shelf.known(self.name)
+
+    @property
+    def answering(self) -> Any:
+        """The model if it is loaded, else None."""
+        return self.shelf.loaded(self.name)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.shelf.known(self.name), name)
+        return getattr(self.known, name)
 
     @property
     def info(self) -> ModelInfo:
-        return self.shelf.known(self.name).info
+        return self.known.info
 
     @property
     def media(self) -> MediaProcessor:
-        return self.shelf.known(self.name).media
+        return self.known.media
 
     @property
     def is_demo(self) -> bool:
-        return self.shelf.known(self.name).is_demo
+        return self.known.is_demo
 
     @property
     def idles(self) -> bool:
-        return self.shelf.known(self.name).idles
+        return self.known.idles
 
     @property
     def context_length(self) -> int:
-        return self.shelf.known(self.name).context_length
+        return self.known.context_length
 
     def count_tokens(self, messages: Sequence[Message], **options: Any) -> int:
         """See `ModelBackend`."""
-        return self.shelf.known(self.name).count_tokens(messages, **options)
+        return self.known.count_tokens(messages, **options)
 
     def memory(self) -> dict[str, int]:
         """The loaded model's; zeros while it isn't loaded."""
-        backend = self.shelf.loaded(self.name)
+        backend = self.answering
         if backend is not None:
             return backend.memory()
         return {f"{part}{kind}_bytes": 0 for part in ("kv", "states", "vision") for kind in ("", "_budget")}
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """The loaded model's; a model that isn't loaded is idle."""
-        backend = self.shelf.loaded(self.name)
+        backend = self.answering
         return backend is None or backend.wait_idle(timeout_s)
 
 
 class LentBackend(OnShelf):
-    """A model of a shelf as a backend for others: each stream is a lease, and loads the model if necessary.
+    """A model of a shelf as a backend for others: each stream is a lease, and loads the model if necessary."""
 
-    The model's name may be changed at any time: a request that names its model keeps it.
-    """
+    def __init__(self, shelf: Shelf, name: str) -> None:
+        super().__init__(shelf, name)
+        self.choose(name)
+
+    def choose(self, name: str) -> None:
+        """Answers with another model from now on; a request that names its model keeps it."""
+        self.name = self.shelf.shown = name
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """See `LocalBackend`; also raises `Shelf.lease`'s errors."""

@@ -162,7 +162,10 @@ def open_page(
             shelf = stack.enter_context(
                 open_shelf(several, options, keeps_prompts=True, max_waiting=engine.max_waiting)
             )
-            yield LentBackend(shelf, first.name), {**how, "programs": programs}
+            backend = LentBackend(shelf, first.name)
+            if not shared:
+                backend = stack.enter_context(contextlib.closing(BackendSwitch(shelf, first.name, options)))
+            yield backend, {**how, "programs": programs}
             return
         fitted, folder = fit_source(options, first.source, first.name)
         with shown_loading() as progress:
@@ -180,7 +183,7 @@ def open_page(
             )
         else:
             local = fitted.start(loaded)
-            backend = local if shared else BackendSwitch(local, options, fitted=fitted)
+            backend = local if shared else BackendSwitch.of(local, options, fitted=fitted)
         stack.callback(backend.close)
         yield backend, {**how, "programs": programs, **({} if gpu is None else {"through_gradio": True})}
 
@@ -220,7 +223,7 @@ def _open_server(
         if not shared:
             options = replace(model.backend_options(user_folder("cache")), limits=limits, decoders=decoders)
             programs = _programs(page, how["data_dir"], shared, False, options.settings)
-            backend = stack.enter_context(contextlib.closing(BackendSwitch(remote, options)))
+            backend = stack.enter_context(contextlib.closing(BackendSwitch.of(remote, options)))
         yield backend, {**how, "programs": programs, "server": server}
 
 

@@ -58,7 +58,8 @@ def open_shelf(
 
     Args:
         options: for all models.
-        keeps_prompts, max_waiting: see `Shelf`.
+        keeps_prompts: see `plan_models`.
+        max_waiting: see `Shelf`.
 
     Raises:
         Qwen35mmError: a model, an adapter or a setting can't be used.
@@ -68,7 +69,7 @@ def open_shelf(
 
     named = [NamedModel(each.source, each.name) for each in models.each()]
     planned, memory_bytes = plan_models(named, options, keeps_prompts=keeps_prompts)
-    how = {"keep_alive_s": models.keep_alive, "keeps_prompts": keeps_prompts, "max_waiting": max_waiting}
+    how = {"keep_alive_s": models.keep_alive, "max_waiting": max_waiting}
     with contextlib.closing(Shelf([each.offer() for each in planned], memory_bytes, **how)) as shelf:
         first = planned[0]
         with shown_loading() as progress:

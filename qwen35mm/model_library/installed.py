@@ -104,6 +104,14 @@ def find_model(source: str | Path) -> InstalledModel:
     raise CheckpointError(say("'{name}' isn't on this machine, or not completely: download it first.", name=name))
 
 
+def weights_on_disk(folder: Path) -> int:
+    """The bytes of a checkpoint's files with weights; 0 if they are gone."""
+    try:
+        return sum(path.stat().st_size for path in find_shards(folder))
+    except (CheckpointError, OSError):
+        return 0
+
+
 def is_hub_id(name: str) -> bool:
     """Whether this may be a model's name on the Hub, such as `Qwen/Qwen3.5-2B`."""
     owner, _, model = name.partition("/")

@@ -57,6 +57,13 @@ class MemoryNeed:
         """On the model's device; what is kept can shrink, and counts only where its size was fixed."""
         return self.plan.total_bytes if self.has_host else self.plan.device_bytes
 
+    @property
+    def least_bytes(self) -> int:
+        """`total_bytes` without what is kept: one context's keys and values, and no states but the running ones."""
+        plan = self.plan
+        kept = max(plan.kv_memory_bytes - plan.context_rows * plan.kv_token_bytes, 0) + plan.device_state_bytes
+        return self.total_bytes - kept - (plan.state_bytes + plan.vision_bytes if self.has_host else 0)
+
 
 def memory_need(
     name: str,
@@ -218,45 +225,19 @@ def available_bytes(device: torch.device) -> int:
 
 
 def held_bytes(device: torch.device, planned_bytes: int) -> int:
-    """The part of its plan that a backend really holds on this device.
+    """The part of their plans that backends really hold on this device.
 
     A host allocates memory at its first write; on a GPU, everything that PyTorch has allocated is ours.
     """
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else min(planned_bytes, resident_bytes())
 
 
-@dataclass(frozen=True)
-class Room:
-    """Available bytes on all devices together.
-
-    Attributes:
-        beside_bytes: for a successor while the backend still runs.
-        after_bytes: for a successor once the backend is closed.
-    """
-
-    beside_bytes: int
-    after_bytes: int
-
-
-def measure_room(
-    backend: LocalBackend | None, devices: Sequence[torch.device], available: Available, *, keep_weights: bool = False
-) -> Room:
-    """The memory available beside and after a backend.
-
-    Args:
-        backend: the running backend, if any.
-        devices: the devices that the successor may use.
-        available: returns a device's free memory in bytes.
-        keep_weights: whether the successor keeps its model, with another engine.
-    """
-    free = sum(map(available, devices))
-    if backend is None:
-        return Room(free, free)
-    weights_bytes = loaded_bytes(backend.loaded.model)
-    plan = backend.engine.plan
-    planned_bytes = weights_bytes + plan.kv_memory_bytes + plan.slot_bytes
-    held = sum(held_bytes(device, planned_bytes) for device in devices)
-    return Room(free, free + max(held - (weights_bytes if keep_weights else 0), 0))
+def measure_room(backends: Sequence[LocalBackend], devices: Sequence[torch.device], available: Available) -> int:
+    """The bytes available on all devices together once these backends are closed."""
+    plans = [(loaded_bytes(each.loaded.model), each.engine.plan) for each in backends]
+    planned = sum(weights_bytes + plan.kv_memory_bytes + plan.slot_bytes for weights_bytes, plan in plans)
+    held = sum(held_bytes(device, planned) for device in devices) if backends else 0
+    return sum(map(available, devices)) + held
 
 
 def longest_that_fits(shortest: int, longest: int, fits: Callable[[int], bool]) -> int | None:
@@ -268,18 +249,20 @@ def longest_that_fits(shortest: int, longest: int, fits: Callable[[int], bool]) 
     return lengths[num_fitting - 1] if num_fitting else None
 
 
-def largest_context(
-    backend: LocalBackend, options: BackendOptions, limit: int | None, available: Available
-) -> int | None:
-    """The largest context length above the backend's own that its model and the memory allow; None if there is none."""
+def largest_context(backend: LocalBackend, options: BackendOptions, limit: int | None, memory_bytes: int) -> int | None:
+    """The largest context length above the backend's own that its model and the memory allow; None if there is none.
+
+    Args:
+        memory_bytes: for its weights and everything else.
+    """
     loaded, model = backend.loaded, backend.loaded.model
     longest = loaded.config.text.max_position_embeddings
     longest = longest if limit is None else min(longest, limit)
-    room = measure_room(backend, model.devices, available, keep_weights=True)
+    memory_bytes -= loaded_bytes(model)
 
     def fits(context_length: int) -> bool:
         wanted = options.with_context(context_length)
-        sizes = {"dtype": model.dtype, "devices": model.devices, "memory_bytes": room.after_bytes}
+        sizes = {"dtype": model.dtype, "devices": model.devices, "memory_bytes": memory_bytes}
         try:
             memory_need(loaded.name, loaded.config, 0, wanted, **sizes)
         except ConfigError:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from qwen35mm.assets import demo_model_path
+from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.shelf import Offer
 from qwen35mm.cache.gates import GATES_FILE, NONE
 from qwen35mm.cache.kv_types import AUTO
@@ -19,10 +20,10 @@ from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.checkpoints.peft_folders import read_adapter
 from qwen35mm.config import ModelConfig
 from qwen35mm.errors import CheckpointError, ConfigError
-from qwen35mm.model import DeviceRequest
+from qwen35mm.model import DeviceRequest, LoadedModel
 from qwen35mm.model.devices import gib
 from qwen35mm.model.load import choose_dtype, find_checkpoint
-from qwen35mm.model.weights import weights_bytes
+from qwen35mm.model.weights import OnRead, weights_bytes
 from qwen35mm.model_library.fit import asked_format, fit_source, named_adapters, read_shapes
 from qwen35mm.model_library.memory import (
     Available,
@@ -68,21 +69,29 @@ class PlannedModel:
     context_length: int
     sees: bool
 
-    def offer(self, available: Available = available_bytes) -> Offer:
-        """The model for a shelf."""
+    def offer(self, available: Available = available_bytes, kept: LoadedModel | None = None) -> Offer:
+        """The model for a shelf; `kept` are its weights, for the first load."""
         devices = DeviceRequest.parse(self.options.device).devices
+        weights = [kept]
+
+        def load(progress: OnRead) -> LocalBackend:
+            options = replace(self.options, progress=progress)
+            return options.make(self.folder, self.model.name, weights.pop() if weights else None)
+
         return Offer(
             self.model.name,
             self.num_bytes,
-            load=lambda: self.options.make(self.folder, self.model.name, None),
+            load=load,
             check=lambda: read_shapes(self.folder, self.options),
-            has_room=lambda: sum(map(available, devices)) >= self.least_bytes,
+            has_room=lambda: bool(weights and weights[0]) or sum(map(available, devices)) >= self.least_bytes,
             names=self.model.names,
             adapters=tuple(each.name for each in self.options.lora if each.name is not None),
             context_length=self.context_length,
             num_slots=self.options.settings.slots,
             sees=self.sees,
             is_demo=self.folder == demo_model_path(),
+            folder=self.folder.resolve(),
+            options=self.options,
         )
 
 
@@ -113,7 +122,7 @@ def plan_models(
 
     Args:
         options: for all models. An adapter of theirs belongs to the first model that it fits.
-        keeps_prompts: see `Shelf`.
+        keeps_prompts: whether a page keeps the tokenizer of a model that is unloaded.
         available: returns a device's free memory in bytes.
 
     Returns:
@@ -139,7 +148,7 @@ def plan_models(
         for model, lora in zip(models, adapters, strict=True)
     ]
     if keeps_prompts and on_cpu:
-        memory_bytes -= sum(each.runtime_bytes for each in fitted)
+        memory_bytes -= max(each.runtime_bytes for each in fitted)
     found = []
     for each, share_bytes in zip(fitted, shares([each.least_bytes for each in fitted], memory_bytes), strict=True):
         found.append(each.planned(share_bytes, len(models)))

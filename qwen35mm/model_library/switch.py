@@ -1,148 +1,152 @@
-"""The backend that answers, behind one object that stays, so that its users needn't know of a change of model."""
+"""The model that a page uses: one of a shelf, onto which others of this machine come when they are chosen, or a
+server's. The page needn't know of a change."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.backends.remote.backend import RemoteBackend
+from qwen35mm.backends.shelf import LentBackend, Offer, Shelf
 from qwen35mm.cache.gates import NONE
 from qwen35mm.cache.kv_types import AUTO
-from qwen35mm.contract import Event, GenerationRequest, Message, ModelInfo, SamplingParams
+from qwen35mm.contract import Event, GenerationRequest
 from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model import DeviceRequest, LoadedModel
-from qwen35mm.model.load import choose_dtype, read_config
+from qwen35mm.model.load import read_config
 from qwen35mm.model.weight_formats import ROUNDED_FORMATS
-from qwen35mm.model.weights import OnRead
 from qwen35mm.model_library.catalogue import HUB_MODELS, SUGGESTED_ON_CPU, SUGGESTED_ON_GPU, HubModel
-from qwen35mm.model_library.changes import Changes
 from qwen35mm.model_library.fit import fit
 from qwen35mm.model_library.installed import InstalledModel, find_model
 from qwen35mm.model_library.memory import (
     Available,
     MemoryNeed,
     NoRoomError,
-    Room,
     available_within,
     largest_context,
     measure_room,
-    memory_need,
+    tokenizer_bytes,
 )
 from qwen35mm.model_library.options import BackendOptions
 from qwen35mm.model_library.plan import Forecast, forecast
-from qwen35mm_preprocess import MediaProcessor
+from qwen35mm.model_library.sharing import NamedModel, PlannedModel
 from qwen35mm_preprocess.say import Said, said_of, say
-
-logger = logging.getLogger(__name__)
 
 # Short, because a user is waiting.
 CONNECT_S = 20.0
-Answering = LocalBackend | RemoteBackend
-SwitchPhase = Literal["check", "connect", "close", "load", "restore"]
-OnProgress = Callable[[SwitchPhase], None]
 
 
-class BackendSwitch:
-    """Owns the running backend; replaces it by one with another model or settings, or by a server's.
-
-    It offers the backend methods that a page uses. All calls of `stream` and `switch` come from one event loop.
+class BackendSwitch(LentBackend):
+    """A page's backend. All calls of `stream`, `switch` and `connect` come from one event loop.
 
     Args:
-        backend: the first one, which the switch closes from now on.
-        options: the options for it and its successors, with keys and values in memory.
-        fitted: `fit_source`'s version of them; its slots and KV type stay.
+        name: of the first model; None if the server answers first.
+        options: as they were asked for, for other models and other settings; keys and values stay in memory.
+        server: connected; closed at the end.
         available: returns a device's free memory in bytes; tests pass their own.
+
+    Attributes:
+        has_several: whether there were several models at the start.
+        coming: the name of the model that is being loaded, to be used then; None while there is none.
     """
 
     def __init__(
         self,
-        backend: Answering,
+        shelf: Shelf,
+        name: str | None,
+        options: BackendOptions | None = None,
+        *,
+        server: RemoteBackend | None = None,
+        available: Available | None = None,
+    ) -> None:
+        super().__init__(shelf, name or "")
+        self._options = replace(options or BackendOptions(), kv_directory=None)
+        self._available = available or available_within(self._options)
+        # All models share the options, so they share the devices.
+        self._devices = DeviceRequest.parse(self._options.device).devices
+        self._server = server
+        # One may still answer after another one was chosen.
+        self._servers = [] if server is None else [server]
+        # Adapters change the models that they were named with, and no others.
+        self._adapted = {each.folder for each in shelf.offers}
+        self.has_several = len(shelf.offers) > 1
+        self.coming: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        backend: LocalBackend | RemoteBackend,
         options: BackendOptions | None = None,
         *,
         fitted: BackendOptions | None = None,
         available: Available | None = None,
-    ) -> None:
-        self._options = self._fitted = replace(options or BackendOptions(), kv_directory=None)
-        if fitted is not None:
-            settings = replace(self._options.settings, slots=fitted.settings.slots)
-            self._options = replace(self._changed(kv_dtype=fitted.cache.kv_dtype), settings=settings)
-        self._available = available or available_within(self._options)
-        self._backend: Answering | None = backend
-        # None while a server answers.
-        self._last: LoadedModel | None = None
-        # All models share the options, so they share the devices.
-        self._devices = DeviceRequest.parse(self._options.device).devices
-        # The options that would make the current backend again.
-        if fitted is not None:
-            self._fitted = fitted
-        elif isinstance(backend, LocalBackend):
-            integers, asked = backend.loaded.model.integers, self._options.weights
-            plain = "bf16" if asked == "bf16" else "auto"
-            self._fitted = replace(self._options, weights=integers if integers in ROUNDED_FORMATS else plain)
-        self._changes = Changes()
-        # Adapters change the model that they were named with, and no other.
-        self._adapted = backend.loaded.path if isinstance(backend, LocalBackend) else None
-        self._closed = False
-        self._take(backend)
+    ) -> BackendSwitch:
+        """A switch that begins with one backend, and closes it.
 
-    @property
-    def current(self) -> Answering:
-        """The backend that answers now.
-
-        Raises:
-            EngineError: there is none: it was closed, or nothing could be loaded.
+        Args:
+            options: the options for it and its successors.
+            fitted: `fit_source`'s version of them; its slots and KV type stay.
         """
-        if self._backend is None:
-            raise EngineError(say("No model is loaded at the moment. Choose one, or start the program again."))
-        return self._backend
+        options = options or BackendOptions()
+        if isinstance(backend, RemoteBackend):
+            return cls(Shelf([], 0), None, options, server=backend, available=available)
+        if fitted is None:
+            integers = backend.loaded.model.integers
+            plain = "bf16" if options.weights == "bf16" else "auto"
+            fitted = replace(options, weights=integers if integers in ROUNDED_FORMATS else plain, kv_directory=None)
+        else:
+            cache = replace(options.cache, kv_dtype=fitted.cache.kv_dtype)
+            options = replace(options, cache=cache, settings=replace(options.settings, slots=fitted.settings.slots))
+        loaded = backend.loaded
+        # The program's own memory is no model's.
+        plan = replace(backend.engine.plan, runtime_bytes=tokenizer_bytes(loaded.config))
+        devices = DeviceRequest.parse(options.device).devices
+        need = MemoryNeed(plan, fitted.cache, all(device.type == "cpu" for device in devices))
+        free = available or available_within(options)
+        offer = _planned(loaded.name, loaded.path, fitted, need, has_tower=loaded.config.tower is not None).offer(free)
+        shelf = Shelf([offer], max(measure_room([backend], devices, free), offer.num_bytes))
+        shelf.put(offer.name, backend)
+        return cls(shelf, offer.name, options, available=available)
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a model is loaded and none is being loaded in its place."""
-        return self._backend is not None and not self._changes.is_going_on
+    def server(self) -> RemoteBackend | None:
+        """The server that answers now."""
+        return self._server
+
+    @property
+    def known(self) -> Any:
+        """See `OnShelf`; the server if one answers."""
+        return self._server or super().known
+
+    @property
+    def answering(self) -> Any:
+        """See `known`."""
+        return self._server or super().answering
 
     @property
     def loaded(self) -> LoadedModel:
-        """The current model; between two models the previous one, without its weights.
-
-        Raises:
-            EngineError: the current model is a server's.
-        """
-        if self._last is None:
-            raise EngineError(say("The model runs on {host}, not on this machine.", host=self._info.host or ""))
-        return self._last
+        """The current model; without its weights while it isn't loaded. Raises EngineError: it is a server's."""
+        self._current()
+        return self.known.loaded
 
     @property
     def folder(self) -> Path | None:
         """The current model's folder; None while a server answers."""
-        return None if self._last is None else self._last.path
+        return None if (offer := self.offer) is None else offer.folder
 
     @property
-    def info(self) -> ModelInfo:
-        """The current model's; between two models the previous one's."""
-        return self._info if self._backend is None else self._backend.info
-
-    @property
-    def media(self) -> MediaProcessor:
-        return self._media
-
-    @property
-    def is_demo(self) -> bool:
-        return self.folder == demo_model_path()
+    def offer(self) -> Offer | None:
+        """The current model; None while a server answers."""
+        return None if self._server is not None else self.shelf.offer(self.name)
 
     @property
     def idles(self) -> bool:
-        return self._info.host is None
-
-    @property
-    def context_length(self) -> int:
-        return self._context_length
+        return self._server is None
 
     @property
     def options(self) -> BackendOptions:
@@ -156,84 +160,53 @@ class BackendSwitch:
             CheckpointError, ConfigError: the model or a setting can't be used.
             EngineError: `source` is None and the current model is a server's.
         """
-        source = self.loaded.path if source is None else source
+        source = self._current().folder or "" if source is None else source
+        if (offer := self.shelf.offer(str(source))) is not None:
+            source = offer.folder or ""
         options = self._with_adapters_of(self._changed(**changes), Path(source))
-        return forecast(source, options, room_bytes=self.room().after_bytes)
+        return forecast(source, options, room_bytes=self.room())
 
-    def room(self) -> Room:
-        """The memory for a successor. Measure once for several models: it takes a while."""
-        return measure_room(self._local, self._devices, self._available)
+    def leaving(self, source: str | Path | None, num_bytes: int) -> list[Offer]:
+        """The models that have to leave for one of this size; not the one that is loaded again."""
+        offer = self._offer_of(Path(source)) if source is not None else self._current()
+        return self.shelf.leaving(None if offer is None else offer.name, num_bytes)
 
-    def refusal(self, model: InstalledModel, room: Room) -> Said | None:
+    def room(self) -> int:
+        """The bytes for a model if all others leave. Measure once for several models: it takes a while."""
+        loaded = [self.shelf.loaded(each.name) for each in self.shelf.offers]
+        return measure_room([each for each in loaded if isinstance(each, LocalBackend)], self._devices, self._available)
+
+    def refusal(self, model: InstalledModel, room_bytes: int) -> Said | None:
         """Why a usable model doesn't fit this machine, for the user; None if it does. Reads no weights."""
         try:
-            self._check_fit(model, self._options.with_context(None), room)
+            self._fit(model.folder, model.name, self._options.with_context(None), room_bytes)
         except (CheckpointError, ConfigError) as error:
             return said_of(error)
         return None
 
-    def format_that_fits(self, model: HubModel, room: Room) -> str | None:
+    def format_that_fits(self, model: HubModel, room_bytes: int) -> str | None:
         """The format in which a Hub model could replace the current one; None if it doesn't fit in any."""
-        how = {"devices": self._devices, "memory_bytes": room.after_bytes}
+        how = {"devices": self._devices, "memory_bytes": room_bytes}
         return model.format_that_fits(self._options.with_context(None), **how)
 
-    def suggestion(self, room: Room) -> HubModel | None:
+    def suggestion(self, room_bytes: int) -> HubModel | None:
         """The model to download on this machine; None if none fits."""
         largest = SUGGESTED_ON_CPU if self.on_cpu else SUGGESTED_ON_GPU
         candidates = reversed(HUB_MODELS[: HUB_MODELS.index(largest) + 1])
-        return next((each for each in candidates if self.format_that_fits(each, room)), None)
+        return next((each for each in candidates if self.format_that_fits(each, room_bytes)), None)
 
     @property
     def on_cpu(self) -> bool:
         """Whether models lie in the machine's own memory."""
         return all(device.type == "cpu" for device in self._devices)
 
-    @property
-    def _local(self) -> LocalBackend | None:
-        """The backend in this process, if it is the one that answers."""
-        return self._backend if isinstance(self._backend, LocalBackend) else None
-
-    def count_tokens(self, messages: Sequence[Message], **options: Any) -> int:
-        """The current backend's."""
-        return self.current.count_tokens(messages, **options)
-
-    def memory(self) -> dict[str, Any]:
-        """The current backend's."""
-        return self.current.memory()
-
-    def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """The current backend's; never idle while the model is being changed."""
-        backend = self._backend
-        return backend is not None and not self._changes.is_going_on and backend.wait_idle(timeout_s)
-
-    async def until_idle(self) -> None:
-        """Returns once no reply is in progress."""
-        await self._changes.until_idle()
-
-    def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        """The current backend's `stream`; during a change of model it waits for the new one.
-
-        Raises:
-            EngineError: there is no model; also the backend's own errors.
-        """
-        return self._streamed(lambda backend: backend.stream(request))
-
-    def stream_prompt(
-        self, prompt: Any, params: SamplingParams | None = None, **options: Any
-    ) -> AsyncGenerator[Event, None]:
-        """The current backend's, as `stream`."""
-        return self._streamed(lambda backend: backend.stream_prompt(prompt, params, **options))
-
-    def stream_score(self, text: Any, given: Any = None, **options: Any) -> AsyncGenerator[Event, None]:
-        """The current backend's, as `stream`."""
-        return self._streamed(lambda backend: backend.stream_score(text, given, **options))
-
-    def stream_embedding(self, given: Any, **options: Any) -> AsyncGenerator[Event, None]:
-        """The current backend's, as `stream`."""
-        return self._streamed(lambda backend: backend.stream_embedding(given, **options))
-
-    def _streamed(self, begin: Callable[[Any], AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
-        return self._changes.stream(lambda: begin(self.current))
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        """See `LentBackend`: the model that the request was made for, whatever was chosen since."""
+        server = self._server
+        is_for_server = server is not None and request.model in (None, server.info.name)
+        async with contextlib.aclosing(server.stream(request) if is_for_server else super().stream(request)) as events:  # pyright: ignore
+            async for event in events:
+                yield event
 
     async def switch(
         self,
@@ -243,35 +216,80 @@ class BackendSwitch:
         weights: str | None = None,
         kv_dtype: str | None = None,
         kv_keep: str | None = None,
-        on_progress: OnProgress | None = None,
-        on_read: OnRead | None = None,
-    ) -> Answering:
+    ) -> None:
         """Answers with another model, or with the same one with other settings.
 
-        Checks everything that it can before it closes the old backend; if the new one fails to load, the old one comes
-        back. Runs to its end even if the caller is cancelled.
+        Checks everything that it can before another model leaves. The old one answers until the new one is loaded; if
+        that fails, it stays, and is loaded again for the next answer if it had to leave.
 
         Args:
-            source: a folder or an installed Hub id; None keeps the model.
+            source: the name of a model on the shelf, a folder or an installed Hub id; None keeps the model.
             context_length: most tokens of a conversation; None leaves it to the model.
             weights: auto, bf16, int8 or int4, for this model and later ones; None keeps the previous choice and leaves
                 the current model's weights as they are.
             kv_dtype, kv_keep: see `CacheSettings`; None as for `weights`.
-            on_progress: called in the event loop as each phase begins.
-            on_read: called in a thread with the bytes of weights that were read, and all of them.
 
         Raises:
-            CheckpointError, ConfigError: the model or the context can't be used; the message says why. The old backend
-                stays.
-            RequestError: replies are in progress, or another model is being loaded.
-            EngineError: neither the new model nor the old one could be loaded.
+            CheckpointError, ConfigError: the model or the context can't be used; the message says why.
+            EngineError: it can't be loaded, with the reason.
         """
-        self._check_open()
-        options = replace(self._changed(context_length, weights, kv_dtype, kv_keep), progress=on_read)
-        keeps = weights is None or (self._last is not None and weights == self._last.weights)
-        report = on_progress or (lambda phase: None)
-        await self._changes.make(lambda: self._change(source, options, keeps, report))
-        return self.current
+        if self.shelf.is_closed:
+            raise EngineError(say("The program is shutting down."))
+        named = None if source is None else self.shelf.offer(str(source))
+        if named is not None and context_length is weights is kv_dtype is kv_keep is None:
+            await self._take(named)
+            return
+        options = self._changed(context_length, weights, kv_dtype, kv_keep)
+        old = named or (self._current() if source is None else None)
+        offer = await asyncio.to_thread(self._planned_offer, source, old, options, weights)
+        await self._take(offer)
+        self._options = options
+
+    async def connect(self, server: RemoteBackend) -> None:
+        """Answers with a server's model; frees the memory of models in this process that answer nobody.
+
+        Args:
+            server: connected here; closed here if it can't be used, else at the end.
+
+        Raises:
+            ConfigError, RequestError, EngineError: it can't be used; the previous backend stays.
+        """
+        try:
+            await server.connect(CONNECT_S)
+        except BaseException:
+            server.close()
+            raise
+        self._servers.append(server)
+        self._server = server
+        self.choose("")
+        await self.shelf.unload_idle(0)
+
+    async def larger_context(self, limit: int | None = None) -> int | None:
+        """The largest context length above the current one that the model and the memory allow.
+
+        Args:
+            limit: the longest wanted.
+        """
+        backend = self.answering
+        if not isinstance(backend, LocalBackend):
+            return None
+        return await asyncio.to_thread(lambda: largest_context(backend, self._options, limit, self.room()))
+
+    def close(self) -> None:
+        """Closes all backends; returns once the disk cache is written."""
+        for server in self._servers:
+            server.close()
+        self.shelf.close()
+
+    def _current(self) -> Offer:
+        if (offer := self.offer) is None:
+            raise EngineError(say("The model runs on {host}, not on this machine.", host=self.info.host or ""))
+        return offer
+
+    def _offer_of(self, folder: Path) -> Offer | None:
+        """The model of the shelf with this name or folder; the current one if there are several."""
+        found = [each for each in self.shelf.offers if folder == each.folder or str(folder) == each.name]
+        return next((each for each in found if each.name == self.name), found[0] if found else None)
 
     def _changed(
         self,
@@ -286,158 +304,90 @@ class BackendSwitch:
         return replace(options, cache=replace(options.cache, **kept))
 
     def _with_adapters_of(self, options: BackendOptions, folder: Path) -> BackendOptions:
-        """Another model takes neither the first one's adapters nor its gates."""
-        if folder == self._adapted:
-            return options
+        """Other models take neither the adapters nor the gates of those of the command line."""
+        offer = self._offer_of(folder) if folder in self._adapted else None
+        if offer is not None and offer.options is not None:
+            return replace(options, lora=offer.options.lora)
         gates = NONE if options.cache.kv_gates == NONE else AUTO
         return replace(options, lora=(), cache=replace(options.cache, kv_gates=gates))
 
-    async def connect(self, server: RemoteBackend, *, on_progress: OnProgress | None = None) -> None:
-        """Answers with a server's model; frees the memory of a model in this process.
-
-        Args:
-            server: connected here; closed here if it can't be used, else later by the switch.
-
-        Raises:
-            ConfigError, RequestError, EngineError: it can't be used; the previous backend stays. Or `switch`'s errors.
-        """
-
-        async def change() -> None:
-            report = on_progress or (lambda phase: None)
-            report("connect")
-            try:
-                await server.connect(CONNECT_S)
-            except BaseException:
-                server.close()
-                raise
-            await self._close_old(report)
-            self._take(server)
-
-        self._check_open()
-        await self._changes.make(change)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EngineError(say("The program is shutting down."))
-
-    async def larger_context(self, limit: int | None = None) -> int | None:
-        """The largest context length above the current one that the model and the memory allow.
-
-        Args:
-            limit: the longest wanted.
-        """
-        backend = self.current
-        if not isinstance(backend, LocalBackend):
-            return None
-        return await asyncio.to_thread(largest_context, backend, self._options, limit, self._available)
-
-    def close(self) -> None:
-        """Closes the backend; returns once the disk cache is written."""
-        self._closed = True
-        if self._backend is not None:
-            self._backend.close()
-
-    async def _change(
-        self, source: str | Path | None, options: BackendOptions, keeps_weights: bool, report: OnProgress
-    ) -> None:
-        """keeps_weights: whether to reuse the current model's weights if it is the requested model."""
-        report("check")
-        model = _installed(self.loaded) if source is None else await asyncio.to_thread(find_model, source)
-        same = self._local is not None and model.folder == self.folder and keeps_weights
-        try:
-            fitted, need, fits_beside = await asyncio.to_thread(self._check, model, options, keep_weights=same)
-        except NoRoomError:
-            if not same or self._fitted.settings.speculate == options.settings.speculate:
-                raise
-            # The layer that only `auto` took leaves too little room: the model is loaded again without it.
-            same, again = False, replace(options, weights=self._fitted.weights)
-            fitted, need, fits_beside = await asyncio.to_thread(self._check, model, again, keep_weights=False)
-        kept = [(each.cache.kv_dtype, each.cache.keep) for each in (options, self._options)]
-        is_kv_same = kept[0] == kept[1]
-        if same and is_kv_same and need.plan.context_length == self._context_length:
-            return
-
-        # If both fit, the new one loads beside the old one, which stays if loading fails. With the same weights, only
-        # the engine is made again. Nothing here may refer to the old backend, or its memory stays.
-        kept = self.loaded if same else None
-        was_running = self._backend is not None
-        # A server takes no memory here.
-        fits_beside = (fits_beside or (was_running and self._local is None)) and not same
-        if not fits_beside:
-            await self._close_old(report)
-        report("load")
-        try:
-            new = await asyncio.to_thread(fitted.make, model.folder, model.name, kept)
-        except BaseException:
-            if was_running and not fits_beside:
-                await self._restore(kept, report)
-            raise
-        if fits_beside:
-            await self._close_old(report)
-        # What was called with this change's progress isn't for later ones.
-        self._options, self._fitted = (replace(each, progress=None) for each in (options, fitted))
-        self._take(new)
-
-    async def _close_old(self, report: OnProgress) -> None:
-        if self._backend is None:
-            return
-        report("close")
-        # The page still shows the model, but its weights have to go.
-        if self._last is not None:
-            self._last = replace(self._last, model=None)  # pyright: ignore[reportArgumentType]
-        # A thread keeps its function a moment longer than its caller waits, so it gets a list to empty.
-        old, self._backend = [self._backend], None
-        await asyncio.to_thread(lambda: old.pop().close())
-
-    async def _restore(self, kept: LoadedModel | None, report: OnProgress) -> None:
-        report("restore")
-        options = self._fitted.with_context(self._context_length)
-        try:
-            self._take(await asyncio.to_thread(options.make, self.loaded.path, self.loaded.name, kept))
-        except Exception as error:
-            logger.exception("the model before could not be loaded again")
-            raise EngineError(
-                say(
-                    "The new model can't be used, and '{name}' couldn't be loaded again. Choose another model, or "
-                    "start the program again.",
-                    name=self._info.name,
+    def _planned_offer(
+        self, source: str | Path | None, old: Offer | None, options: BackendOptions, weights: str | None
+    ) -> Offer:
+        """A model with these options, for the shelf; what is there already if nothing changes."""
+        if old is not None and old.folder is not None:
+            name, folder = old.name, old.folder
+        else:
+            assert source is not None
+            model = find_model(source)
+            if not model.usable:
+                raise CheckpointError(
+                    say("'{name}' can't be used: {reason}", name=model.name, reason=model.reason or "")
                 )
-            ) from error
+            folder, old = model.folder, self._offer_of(model.folder)
+            name = self._free_name(model.name) if old is None else old.name
+        room_bytes, kept = self.room(), None
+        backend = None if old is None else self.shelf.loaded(old.name)
+        tried = [options]
+        if old is not None and isinstance(backend, LocalBackend) and weights in (None, backend.loaded.weights):
+            # As it was loaded: `fit` may have chosen its layer that drafts tokens, which may leave too little room.
+            options = replace(options, weights=old.options.weights)
+            settings = replace(options.settings, speculate=old.options.settings.speculate)
+            tried, kept = [replace(options, settings=settings), options], backend.loaded
+        for each in tried:
+            try:
+                fitted, need = self._fit(folder, name, each, room_bytes)
+                break
+            except NoRoomError:
+                if each == tried[-1]:
+                    raise
+        how = (fitted.weights, fitted.settings.speculate, fitted.lora)
+        if kept is not None and old is not None:
+            if how != (old.options.weights, old.options.settings.speculate, old.options.lora):
+                kept = None
+            elif self._is_same(old, fitted, need):
+                return old
+        config = read_config(folder)
+        planned = _planned(name, folder, fitted, need, has_tower=config.tower is not None)
+        return planned.offer(self._available, kept)
 
-    def _take(self, backend: Answering) -> None:
-        self._backend, self._info, self._media = backend, backend.info, backend.media
-        self._last = backend.loaded if isinstance(backend, LocalBackend) else None
-        self._context_length = backend.context_length
-        if self._closed:
-            backend.close()
+    def _is_same(self, old: Offer, fitted: BackendOptions, need: MemoryNeed) -> bool:
+        kept = [(each.cache.kv_dtype, each.cache.keep) for each in (old.options, fitted)]
+        return kept[0] == kept[1] and need.plan.context_length == old.context_length
 
-    def _check(
-        self, model: InstalledModel, options: BackendOptions, *, keep_weights: bool
-    ) -> tuple[BackendOptions, MemoryNeed, bool]:
-        """The model's options and memory, and whether it fits beside the current one; raises if it doesn't fit."""
-        if not model.usable:
-            raise CheckpointError(say("'{name}' can't be used: {reason}", name=model.name, reason=model.reason or ""))
-        local = self._local
-        if not keep_weights or local is None:
-            return self._check_fit(model, options, self.room())
-        devices = local.loaded.model.devices
-        room = measure_room(local, devices, self._available, keep_weights=True)
-        where = {"devices": devices, "memory_bytes": room.after_bytes}
-        # As the model was loaded: `fit` may have chosen its layer that drafts tokens.
-        options = replace(options, settings=replace(options.settings, speculate=self._fitted.settings.speculate))
-        config = read_config(model.folder, rope_scaling=options.rope_scaling, mtp=options.mtp)
-        need = memory_need(model.name, config, 0, options, dtype=choose_dtype(options.dtype), **where)
-        fitted = replace(options, weights=self._fitted.weights, lora=self._fitted.lora, cache=need.settings)
-        return fitted, need, need.total_bytes <= room.beside_bytes
+    def _free_name(self, name: str) -> str:
+        taken, number = {each.name for each in self.shelf.offers}, 2
+        if name not in taken:
+            return name
+        while f"{name}-{number}" in taken:
+            number += 1
+        return f"{name}-{number}"
 
-    def _check_fit(
-        self, model: InstalledModel, options: BackendOptions, room: Room
-    ) -> tuple[BackendOptions, MemoryNeed, bool]:
-        """`_check` for other weights than the current ones."""
-        how = {"devices": self._devices, "memory_bytes": room.after_bytes}
-        fitted, need = fit(self._with_adapters_of(options, model.folder), model.folder, model.name, **how)
-        return fitted, need, need.total_bytes <= room.beside_bytes
+    def _fit(
+        self, folder: Path, name: str, options: BackendOptions, room_bytes: int
+    ) -> tuple[BackendOptions, MemoryNeed]:
+        how = {"devices": self._devices, "memory_bytes": room_bytes}
+        return fit(self._with_adapters_of(options, folder), folder, name, **how)
+
+    async def _take(self, offer: Offer) -> None:
+        """Answers with a model once it is loaded; what was offered by its name before stays if that fails."""
+        before = self.shelf.offer(offer.name)
+        self.shelf.set(offer)
+        self.coming = offer.name
+        try:
+            async with self.shelf.lease(offer.name):
+                self._server = None
+                self.choose(offer.name)
+        except BaseException:
+            if before is None:
+                self.shelf.remove(offer.name)
+            elif before is not offer:
+                self.shelf.set(before)
+            raise
+        finally:
+            self.coming = None
 
 
-def _installed(loaded: LoadedModel) -> InstalledModel:
-    return InstalledModel(loaded.name, str(loaded.path), loaded.path, 0, True)
+def _planned(name: str, folder: Path, options: BackendOptions, need: MemoryNeed, *, has_tower: bool) -> PlannedModel:
+    sizes = (need.least_bytes, need.total_bytes, need.plan.context_length)
+    return PlannedModel(NamedModel(folder, name), folder, options, *sizes, has_tower)

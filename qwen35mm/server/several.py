@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from qwen35mm.backends.shelf import Offer, OnShelf, Shelf
+from qwen35mm.backends.shelf import OnShelf, Shelf
 from qwen35mm.errors import EngineError
 from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, read_bytes
 from qwen35mm.http.settings import HttpSettings
@@ -53,6 +53,7 @@ def create_app_of_models(
     settings: HttpSettings | None = HttpSettings(),  # noqa: B008 - it is frozen
     only_this_machine: bool = True,
     names: Sequence[str] = (),
+    default: Callable[[], str] | None = None,
     strict_fields: bool = False,
     keep_alive_s: float = KEEP_ALIVE_S,
 ) -> Starlette:
@@ -60,23 +61,28 @@ def create_app_of_models(
 
     Args:
         num_places: requests that a model's engine computes at one time, by its name.
-        names: further names of the first model, which also answers requests that name none.
+        names: further names of the default model.
+        default: gives the name of the model that answers requests that name none; it may raise ApiError. None is the
+            first one.
         keep_alive_s: seconds between comments in a stream whose model is being loaded.
     """
     keys, kept = keys or Keys([]), kept or KeptResponses.in_memory()
     how: dict[str, Any] = {"keys": keys, "sources": sources, "kept": kept, "max_waiting": max_waiting}
     how |= {"max_body_bytes": max_body_bytes, "max_held_bytes": max_held_bytes, "strict_fields": strict_fields}
-    apps = {
-        offer.name: create_app(
-            OnShelf(shelf, offer.name),  # pyright: ignore[reportArgumentType] - it passes everything on
-            num_places=num_places(offer.name),
+    first = default or (lambda: shelf.offers[0].name)
+
+    def make(name: str) -> FastAPI:
+        offer = shelf.offer(name)
+        assert offer is not None
+        return create_app(
+            OnShelf(shelf, name),  # pyright: ignore[reportArgumentType] - it passes everything on
+            num_places=num_places(name),
             settings=None,
-            names=_names_of(offer, names if at == 0 else ()),
+            names=(*offer.names, *(names if name == first() else ())),
             **how,
         )
-        for at, offer in enumerate(shelf.offers)
-    }
-    front = _Front(shelf, apps, keys, names, keep_alive_s)
+
+    front = _Front(shelf, make, keys, names, first, keep_alive_s)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -95,30 +101,31 @@ def create_app_of_models(
     )
 
 
-def _names_of(offer: Offer, names: Sequence[str]) -> tuple[str, ...]:
-    return (*offer.names, *names)
-
-
 class _Front:
-    """ASGI application that passes requests on to their models' applications."""
+    """ASGI application that passes requests on to their models' applications, each made for its first request."""
 
     def __init__(
-        self, shelf: Shelf, apps: dict[str, FastAPI], keys: Keys, names: Sequence[str], keep_alive_s: float
+        self,
+        shelf: Shelf,
+        make: Callable[[str], FastAPI],
+        keys: Keys,
+        names: Sequence[str],
+        default: Callable[[], str],
+        keep_alive_s: float,
     ) -> None:
         self._shelf = shelf
-        self._apps = apps
+        self._make = make
+        self._apps: dict[str, FastAPI] = {}
         self._keys = keys
         self._keep_alive_s = keep_alive_s
         self._created = int(time.time())
         self._names = names
-        first = shelf.offers[0]
-        self._first = first.name
-        # A model's own name comes before another one's further names.
-        self._by_name = {
-            **dict.fromkeys(("", "default", *names), first.name),
-            **{name: each.name for each in reversed(shelf.offers) for name in (*each.names, *each.adapters)},
-            **{each.name: each.name for each in shelf.offers},
-        }
+        self._default = default
+
+    def _app(self, name: str) -> FastAPI:
+        if name not in self._apps:
+            self._apps[name] = self._make(name)
+        return self._apps[name]
 
     async def models(self, request: Request) -> Response:
         """List the models, with the state of each."""
@@ -132,7 +139,7 @@ class _Front:
         model = self._of(asked)
         found = {each.name: each for each in self._listed()}
         # One that answers to all names has the name that was asked for.
-        other = found[model] if asked in self._by_name else replace(found[model], name=asked)
+        other = found[model] if asked in ("default", *self._names) else replace(found[model], name=asked)
         return show_model(request, found.get(asked, other), self._created)
 
     async def ready(self, request: Request) -> Response:
@@ -149,8 +156,9 @@ class _Front:
             "qwen35mm_model_loaded {}\n"
         )
         texts = {
-            name: app.state.api.counted().decode() + loaded.format(float(self._shelf.state(name) == "loaded"))
-            for name, app in self._apps.items()
+            name: self._app(name).state.api.counted().decode()
+            + loaded.format(float(self._shelf.state(name) == "loaded"))
+            for name in (offer.name for offer in self._shelf.offers)
         }
         return Response(labelled(texts, "model"), media_type=CONTENT_TYPE_LATEST)
 
@@ -169,24 +177,27 @@ class _Front:
             await response(scope, receive, send)
 
     def _listed(self) -> list[Listed]:
-        found = []
+        found, first = [], self._default()
         for offer in self._shelf.offers:
-            names = _names_of(offer, [name for name in self._names if name != ANY_NAME and offer.name == self._first])
+            names = [*offer.names, *(name for name in self._names if name != ANY_NAME and offer.name == first)]
             error = self._shelf.error(offer.name)
             found += listed_offer(offer, names, self._shelf.state(offer.name), None if error is None else str(error))
         return found
 
     def _of(self, name: str | None) -> str:
         """The model that answers to a name. Raises ApiError: 404, none does."""
-        known = self._by_name.get(name or "")
-        if known is None and ANY_NAME in self._names and len(name or "") <= MAX_NAME:
-            known = self._first
-        if known is None:
-            raise no_such_model(name or "", [each.name for each in self._listed()])
-        return known
+        name, offers = name or "", self._shelf.offers
+        # A model's own name comes before another one's further names.
+        if self._shelf.offer(name) is not None:
+            return name
+        known = next((each.name for each in offers if name in (*each.names, *each.adapters)), None)
+        is_any = name in ("", "default", *self._names) or (ANY_NAME in self._names and len(name) <= MAX_NAME)
+        if known is None and not is_any:
+            raise no_such_model(name, [each.name for each in self._listed()])
+        return known or self._default()
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first, request = self._apps[self._first], Request(scope, receive)
+        first, request = self._app(self._default()), Request(scope, receive)
         is_known = any(route.matches(scope)[0] is Match.FULL for route in first.routes)
         if scope["method"] != "POST" or not is_known:
             # No model is loaded for an address that doesn't exist.
@@ -225,7 +236,7 @@ class _Front:
             return
         del taking
         try:
-            await self._apps[name](scope, received, late if late.has_begun else send)
+            await self._app(name)(scope, received, late if late.has_begun else send)
         finally:
             self._shelf.give_back(name)
 

@@ -41,7 +41,7 @@ class Model:
         if not self.is_good:
             raise CheckpointError("its config.json is cut off")
 
-    def _load(self) -> Any:
+    def _load(self, progress: Any) -> Any:
         if self.trouble is not None:
             raise self.trouble
         self.num_loads += 1
@@ -202,7 +202,8 @@ async def test_a_lease_that_was_given_while_its_owner_left_is_given_back(make: M
 
 
 async def test_an_idle_one_is_unloaded_after_a_while(make: Make, clock: Clock) -> None:
-    shelf, (a, b) = make(1, 1, memory=2, keep_alive_s=600, keeps_prompts=True)
+    shelf, (a, b) = make(1, 1, memory=2, keep_alive_s=600)
+    shelf.shown = "a"
     await use(shelf, "a")
     clock.now = 300
     async with shelf.lease("b"):
@@ -216,6 +217,8 @@ async def test_an_idle_one_is_unloaded_after_a_while(make: Make, clock: Clock) -
     await shelf.unload_idle()
     assert (a.num_closes, b.num_closes) == (1, 1)
     assert shelf.known("a").name == "a without weights"  # type: ignore
+    with pytest.raises(EngineError, match="isn't loaded"):
+        shelf.known("b")
     await use(shelf, "a")
     assert shelf.known("a") is a
 

@@ -8,7 +8,6 @@ import pytest
 
 from qwen35mm.model_library import HUB_MODELS, BackendOptions, memory
 from qwen35mm.model_library.installed import find_model
-from qwen35mm.model_library.memory import Room
 from tests.model_library.test_switch import Make, make, other
 
 __all__ = ["make", "other"]
@@ -72,4 +71,4 @@ async def test_what_fits_is_told_before_it_is_downloaded(
         assert switch.suggestion(room) is suggestion
     assert switch.format_that_fits(HUB_MODELS[-1], room) is None
     assert switch.refusal(find_model(other), room) is None
-    assert "other doesn't fit" in str(switch.refusal(find_model(other), Room(0, 0)))
+    assert "other doesn't fit" in str(switch.refusal(find_model(other), 0))

@@ -274,7 +274,7 @@ def test_a_quantised_checkpoint_is_taken_as_it_is_stored(method: str, tmp_path: 
     with LocalBackend.load(folder, device="cpu") as backend:
         assert backend.loaded.weights == ("bf16" if method == "fp8" else "as stored")
         assert need.plan.weights_bytes <= loaded_bytes(backend.loaded.model) < 1.1 * need.plan.weights_bytes
-        switch = BackendSwitch(backend, replace(OPTIONS, kv_directory=folder))
+        switch = BackendSwitch.of(backend, replace(OPTIONS, kv_directory=folder))
         assert switch.options.kv_directory is None
         assert [offer.weights for offer in switch.forecast().offers] == ["bf16", "int8", "int4"]
 

@@ -134,7 +134,8 @@ async def test_two_answer_at_once_with_the_bits_of_one_alone() -> None:
 async def test_a_damaged_model_is_found_before_another_leaves_and_repaired_ones_load(tmp_path: Path) -> None:
     folder = shutil.copytree(demo_model_path(), tmp_path / "bee")
     (one, two), _ = plan(1 << 40, DEMO, NamedModel(folder, "bee"))
-    shelf = Shelf([one.offer(), two.offer()], one.num_bytes, keeps_prompts=True)
+    shelf = Shelf([one.offer(), two.offer()], one.num_bytes)
+    shelf.shown = "demo"
     weights = (folder / "model.safetensors").read_bytes()
     try:
         async with shelf.lease("demo") as backend:

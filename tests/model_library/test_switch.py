@@ -20,9 +20,9 @@ from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.checkpoints.lora_choices import LoraChoice
-from qwen35mm.contract import Event, Finished, GenerationRequest, Message, PromptRead, SamplingParams, Text, TextDelta
+from qwen35mm.contract import Event, Finished, GenerationRequest, Message, SamplingParams, Text, TextDelta
 from qwen35mm.engine import EngineSettings
-from qwen35mm.errors import CheckpointError, ConfigError, EngineError, RequestError
+from qwen35mm.errors import CheckpointError, ConfigError, EngineError
 from qwen35mm.model_library import BackendOptions, BackendSwitch, memory
 from qwen35mm_kernels.cpu.native.library import find_library
 from qwen35mm_preprocess import MediaBudget
@@ -52,7 +52,11 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     made: list[BackendSwitch] = []
 
     def make(available: int = 1 << 40, options: BackendOptions = OPTIONS) -> BackendSwitch:
-        made.append(BackendSwitch(options.load(demo_model_path()), options, available=lambda device: available))
+        def free(device: torch.device) -> int:
+            # The old model's memory, once it is closed.
+            return available + (64 * MIB if made and made[-1].shelf.used_bytes == 0 else 0)
+
+        made.append(BackendSwitch.of(options.load(demo_model_path()), options, available=free))
         return made[-1]
 
     yield make
@@ -79,73 +83,54 @@ async def first_words(switch: BackendSwitch) -> AsyncIterator[Event]:
     return events
 
 
-async def begun(switch: BackendSwitch, source: Path) -> asyncio.Future[Any]:
-    """A change of models that is under way."""
-    started = asyncio.Event()
-    change = asyncio.ensure_future(switch.switch(source, on_progress=lambda phase: started.set()))
-    await started.wait()
-    return change
-
-
 async def test_it_answers_as_what_it_holds(make: Make) -> None:
     switch = make()
     assert (switch.loaded.name, switch.is_demo, switch.context_length) == ("demo", True, 1024)
-    old = switch.current
+    old = switch.answering
     assert switch.media is old.media
-    assert await switch.switch(demo_model_path(), context_length=1024) is old, "nothing to change changes nothing"
-    alone = result_of(await collect(switch.current.stream(GenerationRequest(QUESTION, GREEDY))))
+    await switch.switch(demo_model_path(), context_length=1024)
+    assert switch.answering is old, "nothing to change changes nothing"
+    alone = result_of(await collect(switch.answering.stream(GenerationRequest(QUESTION, GREEDY))))
     assert await answer(switch) == alone.text != ""
 
 
-async def test_texts_are_read_and_gone_on_with_as_by_what_it_holds(make: Make) -> None:
-    switch = make()
-    for begin in (
-        lambda backend: backend.stream_prompt("A red", GREEDY),
-        lambda backend: backend.stream_score(" circle", "A red"),
-        lambda backend: backend.stream_embedding("A red circle"),
-    ):
-        (*_, own), (*_, alone) = await collect(begin(switch)), await collect(begin(switch.current))
-        if isinstance(own, PromptRead):
-            assert isinstance(alone, PromptRead)
-            assert (own.token_ids, own.logprobs) == (alone.token_ids, alone.logprobs)
-        else:
-            assert isinstance(own, Finished)
-            assert isinstance(alone, Finished)
-            assert own.result.token_ids == alone.result.token_ids
-    reading = switch.stream_score("A red circle")
-    await anext(reading)
-    with pytest.raises(RequestError, match="1 answer is being written"):
-        await switch.switch()
-    await reading.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@pytest.mark.parametrize(
-    ("available", "phases"),
-    [(1 << 40, ["check", "load", "close"]), (WORK, ["check", "close", "load"])],
-)
-async def test_another_model_takes_its_place(make: Make, other: Path, available: int, phases: list[str]) -> None:
-    """Where memory is plenty, the old one goes last."""
+@pytest.mark.parametrize("available", [1 << 40, WORK])
+async def test_another_model_takes_its_place(
+    make: Make, other: Path, available: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory is plenty, the old one stays for whoever names it."""
     switch = make(available)
-    old, expected, seen = weakref.ref(switch.current), await answer(switch), []
-    read: list[tuple[int, int]] = []
-    how = {"on_progress": seen.append, "on_read": lambda done, total: read.append((done, total))}
-    new = await switch.switch(other, context_length=512, **how)
-    assert seen == phases
+    old, expected = weakref.ref(switch.answering), await answer(switch)
+    read, steps = [], []
+    load = BackendOptions.load
+
+    def watch(self: BackendOptions, *args: Any, **options: Any) -> LocalBackend:
+        report = self.progress
+        assert report is not None
+        steps.append(switch.shelf.step("other"))
+        return load(replace(self, progress=lambda *far: report(*far) or read.append(far)), *args, **options)
+
+    monkeypatch.setattr(BackendOptions, "load", watch)
+    assert [each.name for each in switch.leaving(other, 40 * MIB)] == (["demo"] if available == WORK else [])
+    await switch.switch(other, context_length=512)
+    assert steps == [("load", None)]
     assert read == sorted(set(read)), "more with each tensor"
     assert read[-1][0] == read[-1][1]
-    assert switch.current is new
     assert (switch.loaded.name, switch.is_demo, switch.context_length) == ("other", False, 512)
     assert await answer(switch) == expected
     gc.collect()
-    assert old() is None, "its memory is held"
+    assert (old() is None) == (available == WORK)
+    await switch.switch("demo")
+    assert (switch.loaded.name, switch.context_length) == ("demo", 1024)
+    assert await answer(switch) == expected
 
 
 async def test_the_old_weights_are_gone_before_the_new_ones_come(
     make: Make, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     switch = make(WORK)
-    assert isinstance(switch.current, LocalBackend)
-    weights = weakref.ref(switch.current.loaded.model)
+    assert isinstance(switch.answering, LocalBackend)
+    weights = weakref.ref(switch.answering.loaded.model)
     load, held = BackendOptions.load, []
 
     def watch(self: BackendOptions, *args: object, **options: object) -> LocalBackend:
@@ -175,16 +160,16 @@ async def test_an_adapter_and_gates_stay_with_their_model(
         switch.forecast()
         named.append([each.name for each in switch.loaded.adapters])
     assert named == [["adapter"], [], ["adapter"]]
-    assert gates == ["auto", "some.safetensors"], "the first one was loaded before"
+    assert gates == ["auto"], "the first one was loaded before, and stays"
 
 
 async def test_another_context_keeps_the_weights(make: Make) -> None:
     switch = make(WORK)
-    model, old = switch.loaded.model, switch.current
+    model, old = switch.loaded.model, switch.answering
     expected = await answer(switch)
     await switch.switch(context_length=2048)
     assert switch.context_length == 2048
-    assert switch.current is not old
+    assert switch.answering is not old
     assert switch.loaded.model is model
     assert await answer(switch) == expected
 
@@ -204,8 +189,7 @@ async def test_a_context_without_room_for_the_layer_that_auto_took_comes_without
             raise memory.NoRoomError("no room")
         return free_of_others(*args, **how)
 
-    for user in ("switch", "fit"):
-        monkeypatch.setattr(f"qwen35mm.model_library.{user}.memory_need", need)
+    monkeypatch.setattr("qwen35mm.model_library.fit.memory_need", need)
     await switch.switch(context_length=2048)
     assert (switch.context_length, switch.loaded.model.mtp) == (2048, None)
     assert switch.loaded.weights == "int8"
@@ -223,43 +207,51 @@ async def test_the_disk_cache_is_written_before_another_model_comes(make: Make, 
     assert again.cache.cached_from["disk"] > 0
 
 
-async def test_a_reply_in_progress_is_a_reason_to_refuse(make: Make, other: Path) -> None:
-    switch = make()
-    events = await first_words(switch)
-    with pytest.raises(RequestError, match="1 answer is being written"):
-        await switch.switch(other)
-    await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-    await switch.switch(other)
-
-
-async def test_during_a_change_a_reply_waits_and_another_change_is_refused(make: Make, other: Path) -> None:
-    switch = make()
-    change = await begun(switch, other)
-    with pytest.raises(RequestError, match="Another model is already loading"):
-        await switch.switch(other)
+@pytest.mark.parametrize(("available", "settings"), [(WORK, {}), (1 << 40, {"context_length": 512})])
+async def test_a_reply_in_progress_ends_before_its_model_leaves(
+    make: Make, other: Path, available: int, settings: dict[str, Any]
+) -> None:
+    """For another one's memory, or for other settings of its own."""
+    switch = make(available)
+    events, old = await first_words(switch), switch.answering
+    change = asyncio.ensure_future(switch.switch(None if settings else other, **settings))
+    name = "demo" if settings else "other"
+    while not switch.coming or switch.shelf.step(name)[0] != "wait":
+        await asyncio.sleep(0)
     later = asyncio.ensure_future(answer(switch))
+    assert isinstance([event async for event in events][-1], Finished)
     await change
-    assert switch.loaded.name == "other"
+    assert (switch.loaded.name, switch.context_length) == (name, settings.get("context_length", 8192))
+    assert old.has_ended
+    # It was asked of the one that was chosen then.
     assert await later
 
 
-async def test_a_switch_goes_on_without_its_caller(make: Make, other: Path) -> None:
-    switch = make()
-    change = await begun(switch, other)
+async def test_a_change_that_waits_can_be_left(make: Make, other: Path) -> None:
+    switch = make(WORK)
+    events = await first_words(switch)
+    change = asyncio.ensure_future(switch.switch(other))
+    while not switch.coming or switch.shelf.step("other")[0] != "wait":
+        await asyncio.sleep(0)
     change.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await change
+    assert [event async for event in events]
+    assert switch.loaded.name == "demo"
     assert await answer(switch)
-    assert switch.loaded.name == "other"
 
 
 @pytest.mark.parametrize("available", [1 << 40, WORK])
 async def test_a_model_that_fails_to_load_leaves_the_old_one(make: Make, other: Path, available: int) -> None:
     (other / "chat_template.jinja").unlink()
     switch = make(available)
-    expected, seen = await answer(switch), []
-    with pytest.raises(CheckpointError):
-        await switch.switch(other, on_progress=seen.append)
-    assert seen == (["check", "load"] if available > WORK else ["check", "close", "load", "restore"])
+    expected = await answer(switch)
+    with pytest.raises(EngineError, match="'other' can't be loaded"):
+        await switch.switch(other)
     assert (switch.loaded.name, switch.context_length) == ("demo", 1024)
+    assert [each.name for each in switch.shelf.offers] == ["demo"]
+    # What had to leave comes back for the next answer.
+    assert switch.shelf.state("demo") == ("loaded" if available > WORK else "unloaded")
     assert await answer(switch) == expected
 
 
@@ -273,19 +265,18 @@ async def test_without_any_model_left_another_one_can_be_chosen(
 
     with monkeypatch.context() as patch:
         patch.setattr(BackendOptions, "load", fail)
-        with pytest.raises(EngineError, match="'demo' couldn't be loaded again"):
+        with pytest.raises(EngineError, match="'other' can't be loaded: broken"):
             await switch.switch(other)
-    with pytest.raises(EngineError, match="No model is loaded"):
-        await answer(switch)
+        with pytest.raises(EngineError, match="'demo' can't be loaded: broken"):
+            await answer(switch)
     assert switch.loaded.name == "demo", "the page still has something to show"
-    monkeypatch.setattr(switch, "_available", lambda device: 1 << 40)  # as it is once the old one is gone
     await switch.switch(other)
     assert await answer(switch)
 
 
 async def test_what_can_be_known_before_is_said_before(make: Make, other: Path, tmp_path: Path) -> None:
     switch = make(WORK)
-    old = switch.current
+    old = switch.answering
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "quip"}}))
     for source, context, error, words in [
@@ -295,11 +286,10 @@ async def test_what_can_be_known_before_is_said_before(make: Make, other: Path, 
         (None, 10**9, ConfigError, "demo has 8,192"),
         (None, 65_536, ConfigError, "demo has 8,192"),
     ]:
-        seen: list[str] = []
         with pytest.raises(error, match=words):
-            await switch.switch(source, context_length=context, on_progress=seen.append)
-        assert seen == ["check"]
-    assert switch.current is old
+            await switch.switch(source, context_length=context)
+        assert switch.shelf.state("demo") == "loaded"
+    assert switch.answering is old
 
 
 async def test_too_little_memory_is_said_with_the_numbers(
@@ -336,8 +326,8 @@ async def test_what_is_told_before_is_what_is_taken(
                 await switch.switch(other, **fixed)
     assert found.most is not None
     await switch.switch(other, **fixed)
-    assert isinstance(switch.current, LocalBackend)
-    plan = switch.current.engine.plan
+    assert isinstance(switch.answering, LocalBackend)
+    plan = switch.answering.engine.plan
     budgets = ("kv_bytes", "slot_bytes", "state_bytes", "vision_bytes")
     assert [getattr(plan, name) for name in budgets] == [getattr(found.most, name) for name in budgets]
     assert plan.kv_token_bytes == told.needed.kv_token_bytes
@@ -347,21 +337,21 @@ async def test_what_is_told_before_is_what_is_taken(
 async def test_what_was_picked_for_the_memory_stays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     options = BackendOptions(device="cpu", settings=EngineSettings(context_length=1_024))
     fitted = replace(options, settings=replace(options.settings, slots=1), cache=CacheSettings(kv_dtype="int8"))
-    switch = BackendSwitch(fitted.load(demo_model_path()), options, fitted=fitted)
+    switch = BackendSwitch.of(fitted.load(demo_model_path()), options, fitted=fitted)
     try:
         await switch.switch(context_length=512)
-        assert isinstance(switch.current, LocalBackend)
-        assert switch.current.engine.plan.num_slots == 1
+        assert isinstance(switch.answering, LocalBackend)
+        assert switch.answering.engine.plan.num_slots == 1
         assert switch.options.cache.kv_dtype == "int8"
-        before = switch.current
+        before = switch.answering
         await switch.switch(context_length=512, kv_dtype="auto")
-        assert switch.current is not before
+        assert switch.answering is not before
         assert (switch.options.cache.kv_dtype, switch.loaded.weights) == ("auto", "bf16")
-        before = switch.current
+        before = switch.answering
         await switch.switch(context_length=512, kv_keep="1.0")
-        assert switch.current is before
+        assert switch.answering is before
         await switch.switch(context_length=512, kv_keep="0.5")
-        assert switch.current is not before
+        assert switch.answering is not before
         assert (switch.options.cache.kv_dtype, switch.options.cache.kv_keep) == ("auto", "0.5")
     finally:
         switch.close()
@@ -407,7 +397,7 @@ def test_the_reserve_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_devices_give_what_they_have_together() -> None:
     cards = [torch.device("cuda", index) for index in range(2)]
     free = {cards[0]: 8, cards[1]: 5}
-    assert memory.measure_room(None, cards, lambda device: free[device]) == memory.Room(13, 13)
+    assert memory.measure_room([], cards, lambda device: free[device]) == 13
 
 
 async def test_another_format_keeps_the_model_and_its_context(make: Make, other: Path) -> None:
@@ -437,7 +427,10 @@ async def test_a_format_that_fails_to_load_leaves_the_old_one(make: Make, monkey
         return load(self, *args, **options)
 
     monkeypatch.setattr(BackendOptions, "load", fail)
-    with pytest.raises(CheckpointError, match="broken"):
+    with pytest.raises(EngineError, match="broken"):
         await switch.switch(weights="int4")
+    # It was asked for once, and isn't tried again.
+    assert switch.options.weights == "int8"
+    assert await answer(switch)
     assert switch.loaded.weights == "int8"
     assert await answer(switch)

@@ -50,9 +50,7 @@ class Loadable(Instant):
 class Models:
     """Two models: `demo` and `bee`, which also has an adapter's name; `bee` is loaded when it may be."""
 
-    def __init__(
-        self, demo: LoadedModel, *, memory_bytes: int = 2, keeps_prompts: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, demo: LoadedModel, *, memory_bytes: int = 2, **options: Any) -> None:
         self.may_load = threading.Event()
         self.may_load.set()
         self.is_damaged = False
@@ -60,11 +58,11 @@ class Models:
         names = ("demo", "bee")
         offers = [Offer(name, 1, self._loader(name), context_length=4096, num_slots=2) for name in names]
         offers[1] = replace(offers[1], names=("wasp",), adapters=("poet",))
-        self.shelf = Shelf(offers, memory_bytes, keeps_prompts=keeps_prompts)
+        self.shelf = Shelf(offers, memory_bytes)
         self.app: Starlette = create_app_of_models(self.shelf, **options)
 
     def _loader(self, name: str) -> Any:
-        def load() -> Instant:
+        def load(progress: Any) -> Instant:
             assert self.may_load.wait(PATIENCE_S)
             if self.is_damaged:
                 raise CheckpointError("model.safetensors is cut off.")
@@ -338,9 +336,9 @@ async def test_a_body_is_held_by_its_model_s_application_alone() -> None:
         told.append(message)
 
     model: Any = Loadable.__new__(Loadable)
-    shelf = Shelf([Offer("demo", 1, lambda: model)], 1)
+    shelf = Shelf([Offer("demo", 1, lambda progress: model)], 1)
     inner: Any = Starlette(routes=[Route("/ask", answered, methods=["POST"])])
-    front = _Front(shelf, {"demo": inner}, Keys([]), (), 10)
+    front = _Front(shelf, lambda name: inner, Keys([]), (), lambda: "demo", 10)
     scope = {"type": "http", "method": "POST", "path": "/ask", "headers": [], "query_string": b""}
     tracemalloc.start()
     try:

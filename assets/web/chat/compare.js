@@ -50,6 +50,8 @@ class ComparedRow extends AnswerRow {
 class OwnSettings extends SettingsPanel {
   /** The model change that comes first. @type {ModelChange | null} */
   change = null;
+  /** Whether answers go on meanwhile: see Models. */
+  goesOn = false;
 
   constructor(/** @type {Needs} */ needs, /** @type {Requests} */ requests) {
     super(needs);
@@ -70,7 +72,7 @@ class OwnSettings extends SettingsPanel {
     const [listed, now] = this.models
       ? await Promise.all([
           this.requests.ask("models", {}),
-          this.app.has_fixed_models ? null : this.requests.call("plan", { context_length }).catch(() => null),
+          this.requests.call("plan", { context_length }).catch(() => null),
         ])
       : [null, null];
     const model = listed && this.model(listed, now?.weights ?? []);
@@ -90,7 +92,8 @@ class OwnSettings extends SettingsPanel {
     const take = (/** @type {ModelChange | null} */ change) => {
       this.change = change;
       loading.hidden = !change;
-      const isPlanned = change && !change.server && !this.app.has_fixed_models;
+      this.goesOn = found.models.some(({ source, is_offered }) => is_offered && source === change?.source);
+      const isPlanned = change && !change.server && !this.goesOn;
       plan.element.hidden = !isPlanned;
       allow(plan.element, true);
       if (isPlanned) plan.look(change);
@@ -163,7 +166,7 @@ export class Comparison {
     const asked = { conversation: this.state.chat.id, answer: answer.id, before: this.#before, own };
     if (!form.change) return this.#begin(asked);
     sessionStorage.setItem(ASKED, JSON.stringify(asked));
-    if (!(await models.change(form.change))) sessionStorage.removeItem(ASKED);
+    if (!(await models.change(form.change, form.goesOn))) sessionStorage.removeItem(ASKED);
   }
 
   /** Continues a comparison for which another model was loaded. */

@@ -307,8 +307,8 @@ export interface App {
   web: boolean | null;
   /** Whether another model can be chosen. */
   models: boolean;
-  /** Whether there are only those of the command line, which need no plan and stop no answers. */
-  has_fixed_models: boolean;
+  /** Whether the program was started with several: then a chat goes on with its own. */
+  has_several: boolean;
   /** The real model to offer beside the practice model; null where there is none to offer. */
   suggestion: Suggestion | null;
   /** What is being loaded or downloaded; null where no other model can be chosen. */

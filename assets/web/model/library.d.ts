@@ -14,6 +14,10 @@ export interface Model {
   is_demo: boolean;
   /** Whether it answers at once. */
   is_loaded: boolean;
+  /** Whether the program has it in hand: it needs no plan, and stops no answers. */
+  is_offered: boolean;
+  /** Whether it has to be loaded, and others have to leave for it. */
+  displaces: boolean;
 }
 
 /** A model that can be downloaded. */
@@ -72,6 +76,8 @@ export interface PlanFound {
   /** What there is. */
   memory: number;
   fits: boolean;
+  /** The models that are unloaded for it. */
+  leaving: Pick<Model, "name" | "is_demo">[];
   slots: number;
   context_length: number;
   /** Of what fits; null where nothing does. */

@@ -1,6 +1,6 @@
 // Which model answers: those of this machine, and others by their Hugging Face id.
 
-/** @import { App, ChangeState, ModelChange, ModelsFound } from "../common/types.d.ts" */
+/** @import { App, ChangeState, Chat, Model, ModelChange, ModelsFound } from "../common/types.d.ts" */
 /** @import { PageState } from "../chat/state.js" */
 /** @import { Requests } from "../common/api.js" */
 /** @import { Toasts } from "../common/toasts.js" */
@@ -8,16 +8,14 @@
 import { isAway } from "../chat/connection.js";
 import { ask, askText, button, cancel, h, icon, redraw, select, setProgress, showDialog } from "../common/dom.js";
 import { said, t } from "../common/words.js";
-import { askSettings } from "./plan.js";
+import { askSettings, nameOf } from "./plan.js";
 import { addServer, serverNotes } from "./servers.js";
 
 const LOOK_MS = 400;
+// The chat in which a model was chosen last: the page reloads for that, and it isn't changed back.
+const CHOSEN_IN = "qwen35mm.chosen-in";
 // The prefix of a server's id, among folders and Hugging Face ids. Alone, it means a new server.
 const SERVER = "server:";
-
-/** The bundled model is known by what it is for. */
-export const nameOf = (/** @type {{ name: string, is_demo: boolean }} */ { name, is_demo }) =>
-  is_demo ? t("Practice model") : name;
 
 /**
  * What the model of an answer is called, among the models that are known here.
@@ -85,7 +83,7 @@ export class Models {
     this.#found = found;
     const another = h("option", { value: "" }, t("Another model from Hugging Face"));
     const onServer = h("option", { value: SERVER }, t("A model on a server"));
-    redraw(this.select, modelOptions(found), !this.app.has_fixed_models && [another, onServer]);
+    redraw(this.select, modelOptions(found), another, onServer);
   }
 
   /** What the model of an answer is called here; null where that isn't known. */
@@ -99,7 +97,7 @@ export class Models {
     if (!this.app.suggestion) return null;
     const { name, source, size, fit, is_new } = this.app.suggestion;
     const words = is_new ? t("Get a real model") : t("Use {name}", { name });
-    const go = () => this.propose({ source, is_new }, name);
+    const go = () => this.propose({ source, is_new }, { name, is_demo: false, is_offered: false });
     return button("strong", [is_new && icon("download"), h("span", `${words} · ${said(size)} · ${said(fit)}`)], go);
   }
 
@@ -112,7 +110,35 @@ export class Models {
     if (!chosen) return this.getAnother();
     const change = changeTo(chosen, this.#found);
     const model = this.#found.models.find(({ source }) => source === chosen);
-    return change && this.propose(change, model && nameOf(model));
+    return change && this.propose(change, model);
+  }
+
+  /** Has a chat that was opened answered by the model that it used; asks where another one would have to leave. */
+  async followChat(/** @type {Chat} */ { id, messages }) {
+    const used = messages.findLast((message) => message.role === "assistant")?.model;
+    const { app } = this;
+    if (sessionStorage.getItem(CHOSEN_IN) === id) return;
+    sessionStorage.removeItem(CHOSEN_IN);
+    // Where one was replaced by another on the page, nobody expects the old one.
+    if (!used || used === app.model || !app.has_several || app.server) return;
+    const found = await this.requests.ask("models", {}, "models of a chat");
+    const offered = found?.models.filter(({ is_offered }) => is_offered) ?? [];
+    if (!found || this.state.chat.id !== id) return;
+    const model = offered.find(({ name }) => name === used);
+    const server = found.servers.find(({ name }) => name === used);
+    const name = calledAmong(offered, used) ?? used;
+    const use = () => this.change(model ? { source: model.source } : { server: server?.id }, true);
+    if (model && !model.displaces) await use();
+    else if (model || server)
+      this.say(t("This chat used {name}.", { name }), "note", { label: t("Use {name}", { name }), run: use });
+    else
+      this.say(
+        t("This chat used {name}, which isn't here any more. {model} answers now.", {
+          name,
+          model: this.called(app.model) ?? "",
+        }),
+        "note",
+      );
   }
 
   addServer() {
@@ -127,12 +153,14 @@ export class Models {
   }
 
   /**
-   * Makes a change once the person has seen what memory it takes, and agrees. A server's model takes none.
+   * Makes a change once the person has seen what memory it takes, and agrees. A server's model takes none, and one that
+   * the program has in hand was planned before.
    * @param {ModelChange} change
-   * @param {string} [name] of the model
+   * @param {Pick<Model, "name" | "is_demo" | "is_offered">} [model]
    */
-  async propose(change, name = change.source ?? "") {
-    if (change.server || this.app.has_fixed_models) return this.change(change);
+  async propose(change, model) {
+    if (change.server || model?.is_offered) return this.change(change, model?.is_offered);
+    const name = model ? nameOf(model) : (change.source ?? "");
     // One at a time.
     if (change.is_new && !this.progress.hidden) return this.progress.click();
     const stay = this.state.chat.temporary ? t("This temporary chat ends.") : t("This chat and your draft stay.");
@@ -149,9 +177,11 @@ export class Models {
   /**
    * Loads another model and shows the progress; an answer in progress is stopped first, if the person agrees.
    * Resolves to whether the page reloads.
+   * @param {ModelChange} change
+   * @param {boolean} [goOn] whether answers in progress go on
    */
-  async change(/** @type {ModelChange} */ change) {
-    const answers = change.is_new || this.app.has_fixed_models ? [] : [...this.state.live.keys()];
+  async change(change, goOn = change.is_new) {
+    const answers = goOn ? [] : [...this.state.live.keys()];
     if (answers.length && !(await askToStop())) return this.load();
     await Promise.all(answers.map((node) => this.requests.ask("stop", { node })));
     const state = await this.requests.ask("change_model", change);
@@ -195,6 +225,7 @@ export class Models {
     this.progress.hidden = true;
     dialog.close();
     if (state && !state.error) {
+      if (this.state.chat.id) sessionStorage.setItem(CHOSEN_IN, this.state.chat.id);
       // Somebody who goes on with a chat that a reload would end isn't interrupted.
       if (wasSeen || !this.state.chat.temporary) location.reload();
       else this.say(t("The model is ready."), "good", { label: t("Reload page"), run: () => location.reload() });

@@ -1,6 +1,6 @@
 // How much memory a model will take, shown before it is loaded, and the settings that decide it.
 
-/** @import { Choice, ModelChange, PlanFound } from "./library.d.ts" */
+/** @import { Choice, Model, ModelChange, PlanFound } from "./library.d.ts" */
 /** @import { Requests } from "../common/api.js" */
 /** @import { Child } from "../common/types.d.ts" */
 
@@ -10,6 +10,10 @@ import { number, said, t } from "../common/words.js";
 const WAIT_MS = 300;
 // Fewer tokens hold no conversation.
 const SHORTEST = 256;
+
+/** The bundled model is known by what it is for. */
+export const nameOf = (/** @type {Pick<Model, "name" | "is_demo">} */ { name, is_demo }) =>
+  is_demo ? t("Practice model") : name;
 
 const size = (/** @type {number} */ bytes) => said({ bytes });
 const sum = (/** @type {number[]} */ values) => values.reduce((all, each) => all + each, 0);
@@ -51,7 +55,7 @@ export class Plan {
   }
 
   draw(/** @type {PlanFound} */ plan) {
-    const { parts, memory, fits, largest_context: longest, suggestion } = plan;
+    const { parts, memory, fits, leaving, largest_context: longest, suggestion } = plan;
     const names = {
       weights: t("Weights"),
       kv: t("KV cache"),
@@ -80,12 +84,13 @@ export class Plan {
     );
     const [needed, had] = [size(all - parts.kept), size(memory)];
     const download = plan.download !== null && `${said(plan.download)} `;
+    const left = leaving.length > 0 && ` ${t("Unloaded for it: {names}.", { names: leaving.map(nameOf).join(", ") })}`;
     // Its settings decide.
     this.details.open ||= !fits;
     redraw(
       this.words,
       fits
-        ? h("p", download, t("Needs {size} of memory; {memory} is available.", { size: needed, memory: had }))
+        ? h("p", download, t("Needs {size} of memory; {memory} is available.", { size: needed, memory: had }), left)
         : h(
             "p.refused",
             t("Doesn't fit: needs {size} of memory, {memory} is available.", { size: needed, memory: had }),

@@ -8,7 +8,7 @@
 import { button, h, redraw } from "../common/dom.js";
 import { popover } from "../common/popover.js";
 import { said, t } from "../common/words.js";
-import { nameOf } from "./models.js";
+import { nameOf } from "./plan.js";
 import { removeButton } from "./servers.js";
 
 export class Switcher {
@@ -27,7 +27,6 @@ export class Switcher {
   }
 
   async draw(/** @type {HTMLElement} */ content) {
-    const { app } = this;
     redraw(content, h("p.quiet", t("Looking for models")));
     // Opened again meanwhile, the list is the later drawing's.
     const isLate = this.requests.begin("switcher");
@@ -41,28 +40,25 @@ export class Switcher {
         t("On this machine"),
         found.models.map((model) => this.installed(model)),
       ),
-      !app.has_fixed_models &&
-        section(t("On servers"), [
-          found.servers_problem !== null && h("p.refused", said(found.servers_problem)),
-          ...found.servers.map((server) => this.server(server)),
-          button("link", t("Add a server"), () => this.#close(() => this.models.addServer())),
-        ]),
+      section(t("On servers"), [
+        found.servers_problem !== null && h("p.refused", said(found.servers_problem)),
+        ...found.servers.map((server) => this.server(server)),
+        button("link", t("Add a server"), () => this.#close(() => this.models.addServer())),
+      ]),
       section(
         t("Available to download"),
         found.downloads.map((model) => this.downloadable(model)),
       ),
-      !app.has_fixed_models &&
-        button("link", t("Another model from Hugging Face"), () => this.#close(() => this.models.getAnother())),
+      button("link", t("Another model from Hugging Face"), () => this.#close(() => this.models.getAnother())),
     );
     if (hadFocus) content.querySelector("button")?.focus();
   }
 
   installed(/** @type {Model} */ model) {
     const { source, size, reason, usable, current, is_loaded } = model;
-    const name = nameOf(model);
     const note = current ? t("In use") : is_loaded ? t("Ready") : said(reason ?? "");
-    const choose = () => this.#close(() => current || this.models.propose({ source }, name));
-    return line(name, said(size), note, choose, { "aria-current": current && "true", disabled: !usable });
+    const choose = () => this.#close(() => current || this.models.propose({ source }, model));
+    return line(nameOf(model), said(size), note, choose, { "aria-current": current && "true", disabled: !usable });
   }
 
   server(/** @type {Server} */ server) {

@@ -52,7 +52,6 @@ from qwen35mm.web.serving.guest import MAX_WAITING_EVENTS, Guest
 from qwen35mm.web.serving.logins import Logins
 from qwen35mm.web.serving.mcp_tool import McpTool
 from qwen35mm.web.serving.models import Models
-from qwen35mm.web.serving.offered_models import OfferedModels
 from qwen35mm.web.serving.people import People, name_of
 from qwen35mm.web.serving.previews import Previews, show_preview
 from qwen35mm.web.serving.programs import ProgramAccess, program_routes
@@ -142,7 +141,6 @@ def build_app(
     people = People(shared=shared, token=token, logins=logins, max_replies=max_replies)
     examples = choose_examples(load_samples())
     models = None if switch is None or servers is None else Models(switch, titles.rest, servers)
-    offered = OfferedModels(backend) if isinstance(backend, LentBackend) and not shared else None
 
     def describe() -> dict[str, Any]:
         return {
@@ -152,10 +150,10 @@ def build_app(
             "encodings": ENCODINGS,
             "answer_reserve": answer_reserve(backend.context_length),
             "settings": describe_settings(backend),
-            "models": models is not None or offered is not None,
-            "has_fixed_models": offered is not None,
+            "models": models is not None,
+            "has_several": models is not None and switch is not None and switch.has_several,
             "suggestion": None if models is None else models.suggestion(),
-            "change": None if (changing := models or offered) is None else changing.state(),
+            "change": None if models is None else models.state(),
             "taken": None if models is None else models.taken(),
             "server": describe_server(backend.info),
             "titles": titles.enabled,
@@ -188,7 +186,7 @@ def build_app(
         return may_read_web and store.preferences(person.owner).get("read_web", read_web) is True
 
     files = Files(store, people, backend, usage, examples, reads_web=reads_web)
-    services = [api_of_chats, files, Previews(), Texts(store), *filter(None, (models, offered, tools))]
+    services = [api_of_chats, files, Previews(), Texts(store), *filter(None, (models, tools))]
     larger = switch.larger_context if switch else None
     turns_in_memory = Turns(backend, temporary, replies.beside(temporary), larger, toolbox)
     chats_in_memory = TemporaryChats(temporary, lambda owner, each: turns_in_memory.stop(Person(owner), each))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.shelf import Offer
 from qwen35mm.cache.kv_keep import KVKeep
 from qwen35mm.cache.kv_types import AUTO, kv_formats_of
 from qwen35mm.chat.replies.turns import Person
@@ -21,8 +23,7 @@ from qwen35mm.model.load import WEIGHTS, choose_dtype
 from qwen35mm.model.weight_formats import AS_STORED, ROUNDED_FORMATS
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch, DownloadCancelled, HubModel, download, installed_models
 from qwen35mm.model_library.hub import lacking_disk_bytes, missing
-from qwen35mm.model_library.installed import InstalledModel
-from qwen35mm.model_library.memory import Room
+from qwen35mm.model_library.installed import InstalledModel, weights_on_disk
 from qwen35mm.model_library.plan import SMALLER_KV, Forecast, FormatPlan
 from qwen35mm.model_library.switch import CONNECT_S
 from qwen35mm.pools import REQUESTS
@@ -45,9 +46,9 @@ _KEEPS: dict[str, Said] = {
 _PHASES = {
     "check": say("Checking the model"),
     "connect": say("Contacting the server"),
+    "wait": say("Waiting for the answer in progress"),
     "close": say("Unloading the old model"),
     "load": say("Loading the model"),
-    "restore": say("Restoring the old model"),
 }
 
 
@@ -63,7 +64,7 @@ class Models:
         self._switch = switch
         self._servers = servers
         # The id of the current server.
-        self._server: str | None = GIVEN if switch.info.host is not None else None
+        self._server = GIVEN
         self._rest = rest
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
@@ -72,27 +73,32 @@ class Models:
 
     @request
     def models(self, person: Person) -> Any:
-        """Installed models, servers' models, and models to download."""
-        room = self._switch.room()
-        installed = [self._installed(model, room) for model in installed_models()]
-        here = {model["source"] for model in installed}
+        """The models of the shelf, the other installed ones, servers' models, and models to download."""
+        room, offers = self._switch.room(), self._switch.shelf.offers
+        folders, installed = {offer.folder for offer in offers}, installed_models()
+        here, sizes = {model.source for model in installed}, {model.folder: model.num_bytes for model in installed}
+        others = [self._installed(model, room) for model in installed if model.folder not in folders]
         return {
-            "models": installed,
+            "models": [*(self._offered(offer, sizes) for offer in offers), *others],
             **self._listed_servers(),
             "downloads": [self._downloadable(model, room) for model in HUB_MODELS if model.hub_id not in here],
         }
 
     def state(self) -> dict[str, Any]:
         """The state of the change: `busy`, `is_download`, `label`, `detail`, `share`, `error`."""
-        download = self._download
-        return self._state if download is None else self._state | download.describe() | {"is_download": True}
+        if self._download is not None:
+            return self._state | self._download.describe() | {"is_download": True}
+        if (coming := self._switch.coming) is not None:
+            step, share = self._switch.shelf.step(coming)
+            return self._state | {"label": _PHASES[step or "wait"], "share": share}
+        return self._state
 
     def suggestion(self) -> dict[str, Any] | None:
         """The real model to offer beside the demo: the last one here that fits, else one to download. Asks no network.
 
         None if there is none, or if a real model answers already.
         """
-        if not self._switch.is_demo:
+        if not self._switch.is_demo or any(not offer.is_demo for offer in self._switch.shelf.offers):
             return None
         room = self._switch.room()
         for model in reversed(installed_models()):
@@ -124,6 +130,8 @@ class Models:
             open_settings = {**settings, "weights": "auto", "kv_dtype": "auto"}
             suggestion = self._switch.forecast(source, **open_settings).suggestion
         needed, on_cpu = taken.needed, self._switch.on_cpu
+        most = taken.most or needed
+        leaving = self._switch.leaving(source, most.total_bytes if on_cpu else most.device_bytes) if taken.fits else []
         parts = {
             "weights": needed.weights_bytes,
             "kv": needed.kv_bytes,
@@ -142,6 +150,7 @@ class Models:
             "parts": parts,
             "memory": found.memory_bytes,
             "fits": taken.fits,
+            "leaving": [{"name": offer.name, "is_demo": offer.is_demo} for offer in leaving],
             "slots": needed.num_slots,
             "context_length": needed.context_length,
             "largest_context": taken.largest_context,
@@ -169,7 +178,7 @@ class Models:
         Returns the state of the change.
 
         Args:
-            source: a model's folder or Hub id; None keeps the model.
+            source: a model's name on the shelf, folder or Hub id; None keeps the model.
             weights: auto, bf16, int8 or int4; None keeps the current choice.
             kv_dtype, kv_keep: format of the KV cache, and the share that is kept; None keeps the current choice.
             is_new: whether to download the model first.
@@ -192,6 +201,8 @@ class Models:
         self._cancelled = False
         self._state = told(_PHASES["check"], busy=True)
         self._task = asyncio.create_task(self._change(change))
+        if source is not None and self._switch.shelf.is_open(source):
+            await self._task
         return self.state()
 
     @request
@@ -236,32 +247,53 @@ class Models:
         listed = [
             {
                 "id": each.id,
-                "name": each.model or (self._switch.info.name if each.id == self._server else each.host),
+                "name": each.model or (self._switch.info.name if self._is_current(each) else each.host),
                 "host": each.host,
                 "has_key": each.key is not None,
-                "current": each.id == self._server,
+                "current": self._is_current(each),
                 "kept": each.id != GIVEN,
             }
             for each in servers
         ]
         return {"servers": listed, "servers_problem": problem}
 
-    def _installed(self, model: InstalledModel, room: Room) -> dict[str, Any]:
-        is_current = model.folder == self._switch.folder
-        # The current model fits.
-        reason = None if is_current else model.reason if not model.usable else self._switch.refusal(model, room)
+    def _is_current(self, server: Server) -> bool:
+        return self._switch.server is not None and server.id == self._server
+
+    def _offered(self, offer: Offer, sizes: dict[Path, int]) -> dict[str, Any]:
+        shelf, num_bytes = self._switch.shelf, offer.num_bytes
+        if offer.folder is not None:
+            # One of another place than those that are looked through.
+            num_bytes = sizes[offer.folder] if offer.folder in sizes else weights_on_disk(offer.folder)
+        is_loaded = shelf.state(offer.name) == "loaded"
+        return {
+            "name": offer.name,
+            "source": offer.name,
+            "size": size(num_bytes),
+            "reason": shelf.error(offer.name),
+            "usable": True,
+            "current": self._switch.offer is offer,
+            "is_demo": offer.is_demo,
+            "is_loaded": is_loaded,
+            "is_offered": True,
+            "displaces": not is_loaded and bool(shelf.leaving(offer.name, offer.num_bytes)),
+        }
+
+    def _installed(self, model: InstalledModel, room: int) -> dict[str, Any]:
         return {
             "name": model.name,
             "source": str(model.source),
             "size": size(model.num_bytes),
-            "reason": reason,
+            "reason": model.reason if not model.usable else self._switch.refusal(model, room),
             "usable": model.usable,
-            "current": is_current,
+            "current": False,
             "is_demo": model.folder == demo_model_path(),
-            "is_loaded": is_current,
+            "is_loaded": False,
+            "is_offered": False,
+            "displaces": True,
         }
 
-    def _downloadable(self, model: HubModel, room: Room) -> dict[str, Any]:
+    def _downloadable(self, model: HubModel, room: int) -> dict[str, Any]:
         weights = self._switch.format_that_fits(model, room)
         left = missing(model.hub_id, model.download_bytes)
         more = lacking_disk_bytes(left)
@@ -279,11 +311,11 @@ class Models:
 
     def taken(self) -> Said | None:
         """The settings of the current model, and whether they were picked to fit; None for a server's, and for none."""
-        backend, options = self._switch.current if self._switch.is_ready else None, self._switch.options
-        if not isinstance(backend, LocalBackend):
+        backend, offer, options = self._switch.answering, self._switch.offer, self._switch.options
+        if not isinstance(backend, LocalBackend) or offer is None:
             return None
         plan, loaded = backend.engine.plan, backend.loaded
-        settings = _in_words(loaded.weights, options.cache.kv_formats(loaded.model.dtype), plan.context_length)
+        settings = _in_words(loaded.weights, offer.options.cache.kv_formats(loaded.model.dtype), plan.context_length)
         words = say("{settings}; {n} {n|reply|replies} at a time.", settings=settings, n=plan.num_slots)
         if (most := options.max_memory) is None:
             return words
@@ -298,25 +330,15 @@ class Models:
                 await asyncio.to_thread(download, source, **how)
             finally:
                 self._download = None
-            # The person may have kept chatting.
-            self._state = told(say("Waiting for the answer in progress"), busy=True)
-            await self._switch.until_idle()
+            self._state = told(_PHASES["check"], busy=True)
         await self._rest()
-        await self._switch.switch(source, **settings, on_progress=self._phase, on_read=self._read)
-        self._server = None
+        await self._switch.switch(source, **settings)
 
     async def _connect(self, server: Server) -> None:
         await self._rest()
-        backend = server.backend(self._switch.media.limits, decoders=self._switch.options.decoders)
-        await self._switch.connect(backend, on_progress=self._phase)
+        self._state = told(_PHASES["connect"], busy=True)
+        await self._switch.connect(server.backend(self._switch.media.limits, decoders=self._switch.options.decoders))
         self._server = server.id
-
-    def _phase(self, phase: str) -> None:
-        self._state = told(_PHASES[phase], busy=True)
-
-    def _read(self, done: int, total: int) -> None:
-        """Called in a thread while the weights are read."""
-        self._state = told(_PHASES["load"], busy=True) | {"share": done / total}
 
     async def _change(self, change: Coroutine[Any, Any, None]) -> None:
         error = None

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from qwen35mm.backends.shelf import LentBackend
 from qwen35mm.contract import Backend
 from qwen35mm.errors import Qwen35mmError
-from qwen35mm.http.bodies import RETRY_AFTER_S
 from qwen35mm.pools import REQUESTS
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.keys import Keys
@@ -82,11 +81,16 @@ class _ForPrograms:
             "max_waiting": self._access.max_waiting,
             "settings": None,
         }
-        if isinstance(self._backend, LentBackend):
-            slots = {each.name: _places(each.num_slots) for each in self._backend.shelf.offers}
-            return create_app_of_models(self._backend.shelf, num_places=slots.__getitem__, **how)
-        loaded: Any = _WhileLoaded(self._backend)
-        return create_app(loaded, num_places=_places(self._access.slots), **how)
+        backend: Any = self._backend
+        if not isinstance(backend, LentBackend):
+            return create_app(backend, num_places=_places(self._access.slots), **how)
+        shelf = backend.shelf
+
+        def places(name: str) -> int:
+            offer = shelf.offer(name)
+            return _places(self._access.slots if offer is None else offer.num_slots)
+
+        return create_app_of_models(shelf, num_places=places, default=lambda: _used_by(backend), **how)
 
 
 def _places(slots: int) -> int:
@@ -94,18 +98,9 @@ def _places(slots: int) -> int:
     return max(slots - 1, 1)
 
 
-class _WhileLoaded:
-    """The page's backend for programs: raises 503 while another model is loading, and 501 while the model is a
-    server's."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        host = self._backend.info.host
-        if host is not None:
-            raise ApiError(501, f"The page's model isn't here: {host} answers. Ask that server.", code="not_here")
-        if not getattr(self._backend, "is_ready", True):
-            again = {"retry-after": str(RETRY_AFTER_S)}
-            raise ApiError(503, "No model is loaded at this moment. Try again.", code="loading", headers=again)
-        return getattr(self._backend, name)
+def _used_by(backend: LentBackend) -> str:
+    """The name of the model that the page uses. Raises ApiError: 501, it is a server's."""
+    host = backend.info.host
+    if host is not None:
+        raise ApiError(501, f"The page's model isn't here: {host} answers. Ask that server.", code="not_here")
+    return backend.name

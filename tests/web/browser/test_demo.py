@@ -239,7 +239,7 @@ def test_a_larger_context_where_the_memory_allows(browser: Browser) -> None:
     from qwen35mm.model_library import BackendOptions, BackendSwitch
 
     options = BackendOptions(settings=EngineSettings(context_length=256))
-    switch = BackendSwitch(options.load(demo_model_path()), options)
+    switch = BackendSwitch.of(options.load(demo_model_path()), options)
     server = serve(switch, port=0)
     try:
         with chat_pages(browser, server.address) as opener:
@@ -268,7 +268,7 @@ def test_weights_in_another_format(browser: Browser) -> None:
     from qwen35mm.model_library import BackendOptions, BackendSwitch
 
     options = BackendOptions(device="cpu", settings=EngineSettings(context_length=512))
-    switch = BackendSwitch(options.load(demo_model_path()), options)
+    switch = BackendSwitch.of(options.load(demo_model_path()), options)
     server = serve(switch, port=0)
     try:
         with chat_pages(browser, server.address) as opener:

@@ -35,7 +35,7 @@ def page_on(server: Server, stack: ExitStack, folder: Path) -> tuple[BackendSwit
     # Playwright's loop is this thread's.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, backend.connect()).result()
-    switch = BackendSwitch(backend, OPTIONS)
+    switch = BackendSwitch.of(backend, OPTIONS)
     stack.callback(switch.close)
     page = serve(switch, port=0, server=server, data_dir=folder)
     stack.callback(page.close)

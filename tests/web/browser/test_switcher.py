@@ -6,14 +6,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Route, expect
 
 from qwen35mm.assets import demo_model_path
-from qwen35mm.backends.shelf import LentBackend
 from qwen35mm.engine import EngineSettings
 from qwen35mm.model import LoadedModel
 from qwen35mm.model_library import BackendOptions, BackendSwitch
@@ -44,7 +42,7 @@ def switch_server(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr("qwen35mm.web.serving.models.lacking_disk_bytes", lambda num_bytes: 0)
     options = BackendOptions(device="cpu", settings=EngineSettings(context_length=512))
-    switch = BackendSwitch(options.load(demo_model_path()), options, available=lambda _: 3 * GIB)
+    switch = BackendSwitch.of(options.load(demo_model_path()), options, available=lambda _: 3 * GIB)
     server = serve(switch, port=0)
     yield switch, server
     server.close()
@@ -186,13 +184,13 @@ def test_another_model_keeps_chat_and_draft(
         page.box.press("Enter")
         page.wait_answered(2)
 
-        # An answer in progress is stopped for another model, if that is meant.
-        monkeypatch.setattr(switch.current, "stream", FakeBackend().stream)
+        # An answer in progress is stopped for other settings, if that is meant.
+        monkeypatch.setattr(switch.answering, "stream", FakeBackend().stream)
         page.ask("slow")
         expect(page.answers.last.locator(".answer")).to_contain_text("word word")
-        page.page.get_by_role("button", name="my-finetune", exact=True).click()
-        models.get_by_role("button", name="Practice model").click()
-        page.dialog.get_by_role("button", name="Load").click()
+        page.open_settings().get_by_role("button", name="Context and memory").click()
+        page.dialog.get_by_label("Context length in tokens").fill("1024")
+        page.dialog.get_by_role("button", name="Apply").click()
         with page.page.expect_navigation():
             page.dialog.get_by_role("button", name="Stop and change").click()
         expect(page.questions).to_have_count(3)
@@ -256,9 +254,9 @@ def test_a_download_goes_on_behind_the_chat(
 
 @pytest.fixture
 def two_models(browser: Browser, demo: LoadedModel) -> Iterator[tuple[Models, str]]:
-    models = Models(demo, keeps_prompts=True)
-    models.shelf.put("demo", models.shelf.offers[0].load())
-    backend: Any = LentBackend(models.shelf, "demo")
+    models = Models(demo)
+    models.shelf.put("demo", models.shelf.offers[0].load(print))
+    backend = BackendSwitch(models.shelf, "demo")
     server = serve(backend, port=0)
     yield models, server.address
     server.close()
@@ -276,7 +274,7 @@ def test_the_models_of_the_command_line_are_chosen_without_questions(
         listed = page.page.get_by_role("dialog", name="Models")
         page.page.get_by_role("button", name="demo", exact=True).click()
         expect(listed.get_by_role("button")).to_contain_text(["In use", "bee"])
-        expect(listed).not_to_contain_text("Add a server")
+        expect(listed).to_contain_text("Add a server")
         models.may_load.clear()
         listed.get_by_role("button", name="bee").click()
         expect(page.dialog).to_contain_text("Loading the model")
@@ -296,3 +294,16 @@ def test_the_models_of_the_command_line_are_chosen_without_questions(
         expect(form).to_contain_text("The model is loaded first")
         form.get_by_role("button", name="Answer", exact=True).click()
         expect(page.dialog.locator(".side header strong")).to_have_text(["bee", "demo"])
+
+        # A chat that is opened goes on with its model, but where another one was chosen in it.
+        page.dialog.get_by_role("button", name="Close comparison").click()
+        page.page.reload()
+        chosen = page.page.locator("button.model").last
+        expect(page.answers).to_have_count(2)
+        expect(chosen).to_contain_text("demo")
+        page.page.get_by_role("button", name="New chat").click()
+        page.ask("And here?")
+        page.wait_ending(TEXT)
+        page.page.locator(".chat a").last.click()
+        expect(chosen).to_contain_text("bee")
+        expect(page.answers).to_have_count(2)

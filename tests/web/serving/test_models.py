@@ -77,7 +77,7 @@ def test_the_start_offers_a_real_model_that_fits(
     monkeypatch.setattr(switch, "_available", lambda device: -GIB)
     assert ask("start")["app"]["suggestion"] is None
     monkeypatch.setattr(switch, "_available", lambda device: 100 * GIB)
-    monkeypatch.setattr("qwen35mm.model_library.switch.demo_model_path", lambda: tmp_path)
+    monkeypatch.setattr("qwen35mm.backends.model_backend.demo_model_path", lambda: tmp_path)
     assert ask("start")["app"]["suggestion"] is None
 
 

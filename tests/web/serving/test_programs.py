@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ HELLO: list[Any] = [{"role": "user", "content": "How many shapes are there?"}]
 @pytest.fixture(scope="module")
 def switch(demo: LoadedModel) -> Iterator[BackendSwitch]:
     options = BackendOptions(device="cpu", settings=EngineSettings(slots=2, context_length=1024))
-    switch = BackendSwitch(options.start(demo), options)
+    switch = BackendSwitch.of(options.start(demo), options)
     yield switch
     switch.close()
 
@@ -68,7 +69,7 @@ def test_programs_ask_the_pages_model_with_its_token_or_a_key(server: Server, sw
     assert len(answers) == 1
     assert answers != {""}
     own = httpx.get(f"{server.url}metrics", headers={"x-api-key": KEY})
-    assert 'qwen35mm_requests_total{end="length"}' in own.text or 'qwen35mm_requests_total{end="stop"}' in own.text
+    assert re.search(r"qwen35mm_requests_total\{.*(length|stop).* 2", own.text)
 
 
 def test_a_response_is_kept_and_gone_on_from(server: Server) -> None:
@@ -104,18 +105,6 @@ def test_another_sites_page_is_refused_though_it_has_a_key(server: Server, heade
     assert httpx.get(f"{server.url}v1/models", headers={**own, **headers}).status_code == 403
     assert httpx.get(f"{server.url}v1/models", headers={**own, "host": "example.org"}).status_code == 421
     assert httpx.get(f"{server.url}v1/models", headers=own).status_code == 200
-
-
-def test_while_a_model_is_loaded_programs_are_told_to_come_again(
-    server: Server, switch: BackendSwitch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = client_of(server, KEY)
-    monkeypatch.setattr(switch._changes, "_ended", asyncio.Event())
-    with pytest.raises(openai.APIStatusError) as caught:
-        client.chat.completions.create(model="default", messages=HELLO)
-    assert (caught.value.status_code, caught.value.response.headers["retry-after"]) == (503, "5")
-    monkeypatch.undo()
-    assert client.models.list().data
 
 
 def test_after_a_change_programs_get_the_new_model(server: Server, switch: BackendSwitch) -> None:

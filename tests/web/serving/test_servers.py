@@ -79,7 +79,7 @@ def other() -> Iterator[ModelServer]:
 @pytest.fixture(scope="module")
 def switch(demo: LoadedModel) -> Iterator[BackendSwitch]:
     options = BackendOptions(device="cpu", settings=EngineSettings(slots=2, context_length=512))
-    switch = BackendSwitch(options.start(demo), options)
+    switch = BackendSwitch.of(options.start(demo), options)
     yield switch
     switch.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.shelf import LentBackend
 from qwen35mm.chat.settings import Settings
 from qwen35mm.cli.chat import open_page
 from qwen35mm.errors import ConfigError
 from qwen35mm.model import LoadedModel
+from qwen35mm.model_library import HUB_MODELS, BackendSwitch
 from qwen35mm.settings import ModelsOptions, PageOptions
 from qwen35mm.web import serve
 from qwen35mm.web.serving.programs import ProgramAccess
@@ -27,13 +30,16 @@ from tests.web.serving.test_servers import PATIENCE_S, changed
 
 @pytest.fixture
 def models(demo: LoadedModel) -> Models:
-    return Models(demo, memory_bytes=1, keeps_prompts=True)
+    return Models(demo, memory_bytes=1)
 
 
 @pytest.fixture
-def page(models: Models, tmp_path: Path) -> Iterator[httpx.Client]:
-    models.shelf.put("demo", models.shelf.offers[0].load())
-    backend: Any = LentBackend(models.shelf, "demo")
+def page(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    models.shelf.put("demo", models.shelf.offers[0].load(print))
+    backend = BackendSwitch(models.shelf, "demo")
+    for name in ("QWEN35MM_MODELS", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / "models"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     server = serve(backend, port=0, token="", data_dir=tmp_path, programs=ProgramAccess())
     with httpx.Client(base_url=server.url, headers={"x-qwen35mm": "1"}, timeout=PATIENCE_S) as client:
         yield client
@@ -50,7 +56,8 @@ def ask(page: httpx.Client) -> Any:
 
 
 def told(ask: Any) -> list[tuple[str, bool, bool]]:
-    return [(each["name"], each["current"], each["is_loaded"]) for each in ask("models")["models"]]
+    listed = [each for each in ask("models")["models"] if each["is_offered"]]
+    return [(each["name"], each["current"], each["is_loaded"]) for each in listed]
 
 
 def answered(ask: Any, page: httpx.Client) -> Any:
@@ -65,9 +72,12 @@ def answered(ask: Any, page: httpx.Client) -> Any:
 
 def test_another_of_the_models_answers_and_the_first_again(ask: Any, page: httpx.Client, models: Models) -> None:
     app = ask("start")["app"]
-    assert (app["model"], app["models"], app["has_fixed_models"], app["suggestion"]) == ("demo", True, True, None)
+    assert (app["model"], app["models"], app["has_several"], app["suggestion"]) == ("demo", True, True, None)
     assert told(ask) == [("demo", True, True), ("bee", False, False)]
-    assert ask("models")["downloads"] == ask("models")["servers"] == []
+    listed = ask("models")
+    assert [each["displaces"] for each in listed["models"][:2]] == [False, True]
+    assert [each["name"] for each in listed["models"][2:]] == ["demo"], "the one of this machine, of another folder"
+    assert len(listed["downloads"]) == len(HUB_MODELS)
     assert answered(ask, page)["model"] == "demo"
     assert changed(ask, source="bee") is None
     assert told(ask) == [("demo", False, False), ("bee", True, True)]
@@ -88,7 +98,7 @@ def test_another_of_the_models_answers_and_the_first_again(ask: Any, page: httpx
         models.may_load.set()
         assert any(TEXT in line for line in lines)
     assert told(ask) == [("demo", True, True), ("bee", False, False)]
-    assert "There is no model 'other' here" in english(ask("change_model", source="other"))
+    assert "There is no folder 'other'" in english(changed(ask, source="other"))
 
 
 def test_trouble_with_another_model_keeps_the_one_that_answers(ask: Any, page: httpx.Client, models: Models) -> None:
@@ -115,6 +125,43 @@ def test_programs_name_any_of_them(page: httpx.Client) -> None:
     found = page.get("v1/models").json()["data"]
     assert {each["id"]: each["status"]["value"] for each in found if "parent" not in each}["demo"] == "loaded"
     assert page.post("v1/chat/completions", json=ASKED | {"model": "other"}).status_code == 404
+
+
+def test_a_model_of_this_machine_comes_beside_those_of_the_command_line_or_in_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("QWEN35MM_MODELS", str(tmp_path / "models"))
+    other = shutil.copytree(demo_model_path(), tmp_path / "models" / "other")
+    options = ModelsOptions(device="cpu", context_length=512, model=["assets/demo=one", "assets/demo=two"])
+    with open_page(options, PageOptions(data_dir=tmp_path / "data")) as (backend, how):
+        assert isinstance(backend, BackendSwitch)
+        server = serve(backend, **{**how, "port": 0, "token": "", "tools": ()})
+        try:
+            with httpx.Client(base_url=server.url, headers={"x-qwen35mm": "1"}, timeout=PATIENCE_S) as client:
+
+                def ask(method: str, **arguments: Any) -> Any:
+                    answer = client.post(f"qwen35mm/api/{method}", json=arguments)
+                    assert answer.is_success, answer.text
+                    return answer.json()
+
+                names = ["one", "two", "other"]
+                listed = ask("models")["models"]
+                assert [(each["name"], each["is_offered"]) for each in listed] == [
+                    *zip(names, (True, True, False), strict=True)
+                ]
+                assert ask("plan", source=str(other))["leaving"] == []
+                monkeypatch.setattr(backend.shelf, "_memory_bytes", backend.shelf.offers[0].num_bytes + 1)
+                assert ask("plan", source=str(other))["leaving"] == [{"name": "one", "is_demo": True}]
+                assert changed(ask, source=str(other)) is None
+                assert told(ask) == [("one", False, False), ("two", False, False), ("other", True, True)]
+                assert ask("start")["app"]["model"] == "other"
+                programs = client.get("v1/models").json()["data"]
+                assert [each["id"] for each in programs] == names
+                assert changed(ask, source="two") is None
+                assert ask("start")["app"]["model"] == "two"
+        finally:
+            server.close()
 
 
 def test_the_command_opens_it_with_the_first_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,7 +313,8 @@ class Page {
     this.context.look();
     this.composer.draft.measureSoon();
     // These depend on the moment.
-    const lasting = (/** @type {Start["app"]} */ app) => JSON.stringify({ ...app, suggestion: null, change: null });
+    const lasting = (/** @type {Start["app"]} */ app) =>
+      JSON.stringify({ ...app, suggestion: null, change: null, taken: null });
     if (lasting(now.app) === lasting(this.app)) return;
     Object.assign(this.app, now.app);
     this.say(t("The program was restarted with other settings. Reload the page to see them."), "note");

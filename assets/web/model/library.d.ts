@@ -105,6 +105,8 @@ export interface ModelChange {
 export interface ChangeState extends Work {
   busy: boolean;
   is_download: boolean;
+  /** For answers of the models that have to leave. */
+  is_waiting: boolean;
   /** How much of a download is here, its speed, and the time left. */
   detail: Said;
   error: Said | null;

@@ -70,7 +70,7 @@ export class Models {
       serverNotes(server),
       taken !== null && h("small", said(taken)),
       // The context stays as it is.
-      taken !== null && button("plain", t("Context and memory"), () => this.propose({ context_length })),
+      server === null && button("plain", t("Context and memory"), () => this.propose({ context_length })),
     );
     // Opens the download's dialog again.
     const title = t("Show the download");
@@ -197,7 +197,7 @@ export class Models {
     const bar = h("progress");
     const label = h("h2", t("Changing the model"));
     const detail = h("p.quiet");
-    const stop = button("plain", t("Cancel download"), () => this.requests.ask("cancel_change", {}));
+    const stop = button("plain", "", () => this.requests.ask("cancel_change", {}));
     const hide = button("strong", t("Keep chatting"), () => dialog.close());
     const foot = h("div.dialog-buttons.row.wrap.end", stop, hide);
     const title = h("div", { role: "status" }, label);
@@ -210,7 +210,9 @@ export class Models {
       if (label.textContent !== said(state.label)) label.textContent = said(state.label);
       detail.textContent = said(state.detail);
       setProgress(bar, state.share);
-      foot.hidden = this.progress.hidden = !state.is_download;
+      hide.hidden = this.progress.hidden = !state.is_download;
+      foot.hidden = !state.is_download && !state.is_waiting;
+      stop.textContent = state.is_download ? t("Cancel download") : t("Cancel");
       redraw(this.progress, icon("download"), said({ share: state.share ?? 0 }));
       await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
       const asked = this.requests.call("change_state", {});

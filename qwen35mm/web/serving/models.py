@@ -90,7 +90,7 @@ class Models:
             return self._state | self._download.describe() | {"is_download": True}
         if (coming := self._switch.coming) is not None:
             step, share = self._switch.shelf.step(coming)
-            return self._state | {"label": _PHASES[step or "wait"], "share": share}
+            return self._state | {"label": _PHASES[step or "wait"], "share": share, "is_waiting": self._is_waiting}
         return self._state
 
     def suggestion(self) -> dict[str, Any] | None:
@@ -212,9 +212,17 @@ class Models:
 
     @request
     async def cancel_change(self, person: Person) -> Any:
-        """Cancels a download and keeps the received part for the next try. Doesn't stop loading."""
+        """Cancels a download and keeps the received part for the next try, or a model's wait for answers of others.
+        Doesn't stop loading."""
         self._cancelled = True
+        if self._is_waiting and self._task is not None:
+            self._task.cancel()
         return {}
+
+    @property
+    def _is_waiting(self) -> bool:
+        coming = self._switch.coming
+        return coming is not None and self._switch.shelf.step(coming)[0] in (None, "wait")
 
     @request
     async def add_server(self, person: Person, address: str, model: str | None = None, key: str | None = None) -> Any:
@@ -344,6 +352,8 @@ class Models:
         error = None
         try:
             await change
+        except asyncio.CancelledError:
+            logger.info("the model stays as it was: the person didn't wait")
         except DownloadCancelled:
             error = say("The download was cancelled. It resumes next time.")
         except Qwen35mmError as problem:
@@ -355,7 +365,8 @@ class Models:
 
 def told(label: Said, *, busy: bool = False, error: Said | None = None) -> dict[str, Any]:
     """A change's state for the page."""
-    return {"busy": busy, "is_download": False, "label": label, "detail": "", "share": None, "error": error}
+    how = {"busy": busy, "is_download": False, "is_waiting": False}
+    return {**how, "label": label, "detail": "", "share": None, "error": error}
 
 
 def _suggested(plan: FormatPlan, dtype: torch.dtype) -> dict[str, Any]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.shelf import LentBackend
+from qwen35mm.chat.replies.turns import Person
 from qwen35mm.chat.settings import Settings
 from qwen35mm.cli.chat import open_page
 from qwen35mm.errors import ConfigError
@@ -21,7 +24,9 @@ from qwen35mm.model import LoadedModel
 from qwen35mm.model_library import HUB_MODELS, BackendSwitch
 from qwen35mm.settings import ModelsOptions, PageOptions
 from qwen35mm.web import serve
+from qwen35mm.web.serving.models import Models as PageModels
 from qwen35mm.web.serving.programs import ProgramAccess
+from qwen35mm.web.serving.servers import Servers
 from qwen35mm_preprocess.say import english
 from tests.server.instant import TEXT
 from tests.server.test_several import ASKED, Models
@@ -117,6 +122,23 @@ def test_one_change_at_a_time(ask: Any, models: Models) -> None:
     while ask("change_state")["busy"]:
         pass
     assert ask("start")["app"]["model"] == "bee"
+
+
+async def test_a_model_that_waits_for_others_answers_need_not_be_waited_for(models: Models, tmp_path: Path) -> None:
+    models.shelf.put("demo", models.shelf.offers[0].load(print))
+    switch = BackendSwitch(models.shelf, "demo")
+    rest = AsyncMock()
+    api, me = PageModels(switch, rest, Servers(tmp_path / "servers.json")), Person("me")
+    async with models.shelf.lease("demo"):
+        await api.change_model(me, source="bee")
+        while not (state := api.state())["is_waiting"]:
+            await asyncio.sleep(0)
+        assert english(state["label"]) == "Waiting for the answer in progress"
+        await api.cancel_change(me)
+        while (state := api.state())["busy"]:
+            await asyncio.sleep(0)
+    assert (state["error"], switch.name, models.shelf.num_waiting) == (None, "demo", 0)
+    assert models.shelf.is_open("demo")
 
 
 def test_programs_name_any_of_them(page: httpx.Client) -> None:

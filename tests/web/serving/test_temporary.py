@@ -131,7 +131,7 @@ def test_its_answer_ends_with_it(parts: Parts) -> None:
 
 
 def test_it_ends_when_nothing_is_heard_of_its_page(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temporary.TemporaryChats.__init__, "__kwdefaults__", {"silence_s": 0.5})
+    monkeypatch.setattr(temporary.TemporaryChats.__init__, "__kwdefaults__", {"silence_s": 2.0})
     with contextlib.closing(serve(FakeBackend(), port=0, token="")) as server:
         files = [upload(server, "note.txt", SECRET)]
         sent = ask(server, "send", text="echo one", temporary=True, attachments=files).json()

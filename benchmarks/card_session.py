@@ -194,6 +194,8 @@ def filled(engine: BareEngine) -> BareEngine:
                 weight.copy_(made)
             else:
                 weight.random_(generator=generator)
+    for rows in (rows for pair in engine.pools.kv.layers.values() for rows in pair):
+        rows.zero_()
     return engine
 
 
@@ -210,12 +212,17 @@ def median_ms(run: Callable[[], object], device: torch.device, repeats: int = 5)
 
 
 def prefill(engine: BareEngine, rows: Sequence[int], histories: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A piece of a prompt, launched one by one, by its rows and the tokens before it."""
+    """A piece of a prompt, by its rows and the tokens before it: launched one by one, and as a graph on a card."""
     for history in histories:
         for num_rows in rows:
-            with engine.piece(num_rows, history) as run:
-                ms = median_ms(run, engine.device)
-            yield {"rows": num_rows, "behind": history, "ms": ms, "tok/s": 1e3 * num_rows / ms}
+            row: dict[str, Any] = {"rows": num_rows, "behind": history}
+            for name, captured in (("ms", False), ("ms as a graph", True)):
+                with engine.piece(num_rows, history, captured=captured) as run:
+                    row[name] = median_ms(run, engine.device)
+            yield row | {
+                "tok/s": 1e3 * num_rows / row["ms as a graph"],
+                "same bits": engine.graph_agrees(num_rows, history),
+            }
 
 
 @torch.inference_mode()
@@ -366,8 +373,8 @@ def compile_all(sizes: Sequence[str], capability: int) -> Iterator[dict[str, Any
         started_s = time.perf_counter()
         with as_on_a_card(), launch.trial({}, warm_up):
             engine = BareEngine(make_config(size, "bfloat16"), device=META)
-            for length, history in ((64, 0), (2048, 0), (64, HISTORIES[-1])):
-                with engine.piece(length, history) as run:
+            for length in (64, 2048):
+                with engine.piece(length) as run:
                     run()
             for num_rows in (1, 2, 8):
                 engine.step(num_rows).compute()

@@ -111,23 +111,24 @@ class Cases:
         row = self._randn(length, s.channels)
         q, k, v = (x.unflatten(-1, (-1, dim)) for x in row.split([key_dim, key_dim, s.v_heads * dim], dim=-1))
         a, b = self._randn(2, length, s.v_heads)
-        state = self._randn(s.v_heads, dim, dim).float() * 0.1
+        states = self._randn(1, s.v_heads, dim, dim).float() * 0.1
         # For each token and head: k k^T, q k^T, five products with the chunk or the state, and the inverse.
         flops = 2 * length * s.v_heads * (3 * dim * dim + 64 * (2 * dim + 2 * dim) + 4 * 64 * 64 // 3)
-        moved = num_bytes(row, a, b, v) + 2 * num_bytes(state)
+        moved = num_bytes(row, a, b, v) + 2 * num_bytes(states)
         return self._case(
             "gated_delta_prefill",
-            (q, k, v, a, b, *self._decays(), state),
+            (q, k, v, a, b, *self._decays(), states, self._number(0), self._number(length)),
             f"T={length}",
             moved,
             flops,
-            changed=(state,),
+            changed=(states,),
         )
 
     def causal_conv1d(self, length: int) -> Case:
         channels = self.shapes.channels
-        x, weight, state = self._randn(length, channels), self._randn(channels, 4), self._randn(channels, 3)
-        return self._case("causal_conv1d", (x, weight, state), f"T={length}", 2 * num_bytes(x))
+        x, weight, states = self._randn(length, channels), self._randn(channels, 4), self._randn(1, channels, 3)
+        arguments = x, weight, states, self._number(0), self._number(length)
+        return self._case("causal_conv1d", arguments, f"T={length}", 2 * num_bytes(x), changed=(states,))
 
     def gated_rms_norm(self, length: int) -> Case:
         x, z = self._randn(2, length, self.shapes.v_heads, self.shapes.gdn_dim)
@@ -200,7 +201,8 @@ class Cases:
         moved = 3 * num_bytes(q) + num_bytes(k, v)
         size = f"T={num_new}" if num_new == length else f"T={num_new} L={length}"
         options = {"block_size": BLOCK_SIZE, "scale": s.head_dim**-0.5}
-        return self._case("paged_attention_prefill", (q, gate, k, v, table, length), size, moved, flops, **options)
+        arguments = q, gate, k, v, table, self._number(length), self._number(num_new)
+        return self._case("paged_attention_prefill", arguments, size, moved, flops, **options)
 
     def gdn_decode_step(self, batch: int) -> Case:
         s = self.shapes
@@ -330,6 +332,10 @@ class Cases:
 
     def _randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=self.device).to(self.dtype)
+
+    def _number(self, value: int) -> torch.Tensor:
+        """As a prompt's numbers are given to kernels."""
+        return torch.full((1,), value, device=self.device)
 
     def _decays(self) -> tuple[torch.Tensor, torch.Tensor]:
         """A_log and dt_bias with the values of trained models."""

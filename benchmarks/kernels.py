@@ -82,17 +82,17 @@ def _gated_norm() -> Any:
 
 
 def _gated_delta_prefill(case: Case) -> Run:
-    q, k, v, a, b, A_log, dt_bias, state = case.arguments
+    q, k, v, a, b, A_log, dt_bias, states = case.arguments[:8]
     rule = fla("ops.gated_delta_rule").chunk_gated_delta_rule
     dense = [x[None].contiguous() for x in (q, k, v)]
     g, beta = gdn_gates(a, b, A_log, dt_bias)
-    options = {"initial_state": state[None].clone(), "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    options = {"initial_state": states.clone(), "output_final_state": True, "use_qk_l2norm_in_kernel": True}
     return functools.partial(rule, *dense, g[None], beta.bfloat16()[None], **options)
 
 
 def _causal_conv1d(case: Case) -> Run:
-    x, weight, state = case.arguments
-    initial = torch.cat([torch.zeros_like(state[:, :1]), state], dim=1)[None]
+    x, weight, states = case.arguments[:3]
+    initial = torch.cat([torch.zeros_like(states[..., :1]), states], dim=2)
     options = {"initial_state": initial, "output_final_state": True, "activation": "silu"}
     return functools.partial(fla("modules.causal_conv1d.ops").causal_conv1d, x[None], weight, **options)
 

@@ -21,7 +21,7 @@ from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.cache.kv_keep import KVKeep
 from qwen35mm.cache.kv_types import AUTO, kv_formats_of
 from qwen35mm.engine import EngineSettings
-from qwen35mm.engine.batches import prefill_batch
+from qwen35mm.engine.pieces import Pieces
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.settings import chunk_tokens_at
 from qwen35mm.engine.step_graph import StepGraph
@@ -56,14 +56,14 @@ class Decoding:
                 values = torch.randn(len(rows), config.text.num_key_value_heads, config.text.head_dim)
                 rows.copy_(format.quantise(values))
         self._cache.advance(past)
-        ids = random_ids(context - past).to(model.device)
-        positions = torch.arange(past, context, device=model.device).expand(3, -1)
+        ids, positions = random_ids(context - past), torch.arange(past, context).expand(3, -1)
+        pieces = Pieces(model, pools, num_places, len(ids))
         self._cache.prepare(len(ids))
         # On a GPU the first run compiles.
         for _ in range(1 if model.device.type == "cpu" else 2):
             started_s = time.perf_counter()
             with torch.inference_mode():
-                model(prefill_batch(self._cache, model.embed_tokens(ids), positions)).sum().item()
+                pieces.run(self._cache, ids, positions).sum().item()
             self.prefill_speed = len(ids) / (time.perf_counter() - started_s)
         self._cache.advance(len(ids))
         sampler = Sampler(1, config.text.vocab_size, [], model.head_device)

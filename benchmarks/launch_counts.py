@@ -3,8 +3,8 @@
     python -m benchmarks.launch_counts --sizes 0.8B,9B,27B,35B-A3B
 
 The engine runs on meta tensors, which have shapes and no numbers. Counted are kernels of ours, products (cuBLAS may
-take two kernels for one), and torch's other operations. Views and allocations launch nothing. A piece is launched one
-by one; a decode step is captured, and launched as a graph for each run of layers on one card.
+take two kernels for one), and torch's other operations. Views and allocations launch nothing. On one card a piece is
+launched as a graph and what is around it; a decode step is a graph for each run of layers on one card.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class BareEngine:
         from qwen35mm.cache import CachePools
         from qwen35mm.cache.kv_types import kv_formats_of
         from qwen35mm.config import ModelConfig
+        from qwen35mm.engine.pieces import Pieces
         from qwen35mm.engine.sampler import Sampler
+        from qwen35mm.engine.settings import GPU_CHUNK_TOKENS
         from qwen35mm.model import Qwen35Model
 
         self.config, self.num_tokens = ModelConfig.from_dict(data), num_tokens
@@ -86,29 +88,56 @@ class BareEngine:
             kv_formats=kv_formats_of(kv_dtype, self.model.dtype),
         )
         self.sampler = Sampler(num_slots, self.config.text.vocab_size, [], self.model.head_device)
+        self.pieces = Pieces(self.model, self.pools, num_tokens, GPU_CHUNK_TOKENS)
 
     @contextlib.contextmanager
-    def piece(self, length: int, history: int = 0) -> Iterator[Callable[[], None]]:
-        """Computes a piece of a prompt behind `history` tokens, and chooses the first token; any number of times."""
-        from qwen35mm.engine.batches import prefill_batch
+    def piece(self, length: int, history: int = 0, *, captured: bool = False) -> Iterator[Callable[[], None]]:
+        """Computes a piece of a prompt behind `history` tokens, and chooses the first token; any number of times.
+
+        Args:
+            captured: as a graph where there can be one, made before anything is computed.
+        """
+        from qwen35mm.engine.settings import padded_rows
 
         with torch.inference_mode():
             cache = self.pools.new_sequence()
             cache.prepare(history)
             cache.advance(history)
             cache.prepare(length)
-            positions = torch.zeros(3, length, dtype=torch.int64, device=self.device)
+            positions = torch.zeros(3, length, dtype=torch.int64)
 
         @torch.inference_mode()
         def run() -> None:
-            hidden = self.model(prefill_batch(cache, self.model.embed_tokens(positions[0]), positions))
-            first = torch.zeros(1, dtype=torch.int64, device=self.device)
-            self.sampler.sample(self.model.logits(hidden[-1:]), first, first)
+            hidden = self.pieces.run(cache, positions[0], positions, by_graph=captured)
+            self.first_token(hidden[-1:])
 
+        if captured:
+            self.pieces.graph(padded_rows(length), ())
         yield run
         cache.free()
 
     @torch.inference_mode()
+    def first_token(self, hidden: torch.Tensor) -> None:
+        """Chooses a token by the last state [1, hidden]."""
+        first = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.sampler.sample(self.model.logits(hidden), first, first)
+
+    @torch.inference_mode()
+    def graph_agrees(self, length: int, history: int) -> bool:
+        """Whether a piece gives the same hidden states and states launched one by one and as a graph."""
+        found = []
+        for by_graph in (False, True):
+            cache = self.pools.new_sequence()
+            cache.prepare(history)
+            cache.advance(history)
+            cache.prepare(length)
+            positions = torch.arange(length).expand(3, -1) % self.config.text.vocab_size
+            hidden = self.pieces.run(cache, positions[0], positions, by_graph=by_graph)
+            # Random integers may stand for no numbers.
+            found.append([x.nan_to_num() for x in (hidden, *self.pools.states.save(cache.slot).values())])
+            cache.free()
+        return all(map(torch.equal, *found))
+
     def step(self, num_rows: int) -> StepGraph:
         """A decode step of that many replies."""
         from qwen35mm.engine.step_graph import StepGraph
@@ -151,7 +180,8 @@ def random_patches(grid: tuple[int, int, int]) -> Patches:
 
 @contextlib.contextmanager
 def as_on_a_card() -> Iterator[None]:
-    """Models made inside run on meta tensors as on a card with Triton."""
+    """Models made inside run on meta tensors as on a card with Triton. A graph is one operation, on nothing."""
+    from qwen35mm.engine import pieces
     from qwen35mm.model import layers, mlp
     from qwen35mm_kernels import backend
 
@@ -159,6 +189,9 @@ def as_on_a_card() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (backend, layers, mlp):
             stack.enter_context(mock.patch.object(module, "why_not_triton", return_value=None))
+        replay = torch.empty(0, device=META).zero_
+        for name, value in (("pads_pieces", True), ("can_capture", True), ("capture", replay)):
+            stack.enter_context(mock.patch.object(pieces, name, return_value=value))
         stack.callback(backend._backend.cache_clear)
         yield
 
@@ -264,10 +297,15 @@ def replayed_tower(engine: BareEngine, grid: tuple[int, int, int]) -> Callable[[
 
 def counted(engine: BareEngine) -> Iterator[dict[str, Any]]:
     """A row for each kind of work."""
-    with engine.piece(512) as piece, engine.piece(64, 16_384) as turn:
+    with (
+        engine.piece(512) as piece,
+        engine.piece(64, 16_384) as turn,
+        engine.piece(512, captured=True) as captured,
+    ):
         runs = {
             "piece of 512": piece,
             "piece of 64 behind 16384": turn,
+            "piece of 512, captured": captured,
             "step of 1": engine.step(1).compute,
             "step of 8": engine.step(8).compute,
             "tower, 1024 x 1024": functools.partial(engine.embed, (1, 64, 64)),

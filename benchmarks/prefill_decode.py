@@ -9,8 +9,8 @@ Arithmetic limits prefill and memory bandwidth limits decode. So both rates of t
 table shows each engine's share of its limit (`limits`): the fastest float products, or with integer weights the integer
 products of the instruction set that the engine uses. llama.cpp is taken to be built without AMX. 4 bits may exceed
 100 % of AVX2's, since sums in 16 bits need fewer instructions. The prompt is random text, computed up to the logits of
-its last token. Decoding is greedy. On a GPU ours decodes as the engine does: with CUDA graphs and one step ahead of the
-host.
+its last token. Decoding is greedy. On a GPU ours runs as the engine does: with CUDA graphs, and decodes one step ahead
+of the host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from qwen35mm.checkpoints.quantised import read_checkpoint
 from qwen35mm.checkpoints.shards import GGUF_NOTE
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import EngineSettings
-from qwen35mm.engine.batches import prefill_batch
+from qwen35mm.engine.pieces import Pieces
 from qwen35mm.engine.sampler import Sampler
 from qwen35mm.engine.settings import chunk_tokens_at
 from qwen35mm.engine.step_graph import StepGraph
@@ -63,6 +63,7 @@ class Ours:
         num_tokens = most + num_slots * (SLOT_TOKENS + self._num_decoded + DEFAULT_BLOCK_SIZE)
         devices = self.model.layer_devices
         self._pools = CachePools(self._config, num_slots=num_slots, num_tokens=num_tokens, dtype=dtype, device=devices)
+        self._pieces = Pieces(self.model, self._pools, most, self._piece_tokens)
         # For a slot without a request, the sampler takes the most likely token.
         sampler = Sampler(num_slots, self._config.text.vocab_size, [], self.model.head_device)
         max_blocks = self._pools.kv.blocks_for(most)
@@ -92,12 +93,11 @@ class Ours:
     def _prefill(self, token_ids: torch.Tensor, piece_tokens: int | None = None) -> tuple[SequenceCache, int]:
         cache = self._pools.new_sequence()
         positions = torch.arange(len(token_ids)).expand(3, -1)
-        token_ids, positions = token_ids.to(self.model.device), positions.to(self.model.device)
         while cache.length < len(token_ids):
             stop = cache.length + chunk_tokens_at(cache.length, piece_tokens or self._piece_tokens, self.model.device)
             ids, places = token_ids[cache.length : stop], positions[:, cache.length : stop]
             cache.prepare(len(ids))
-            hidden = self.model(prefill_batch(cache, self.model.embed_tokens(ids), places))
+            hidden = self._pieces.run(cache, ids, places)
             cache.advance(len(ids))
         return cache, int(self.model.logits(hidden[-1:]).argmax())
 

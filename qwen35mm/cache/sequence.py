@@ -246,6 +246,8 @@ class CachePools:
 
     Attributes:
         layers: by decoder layer, K and V of all blocks, or conv and recurrent states of all slots.
+        block_size: tokens of a block.
+        kv_formats: of K and V.
     """
 
     def __init__(
@@ -269,6 +271,7 @@ class CachePools:
         slots = {"num_slots": num_slots, "num_spare": num_spare}
         self.states = StatePool(config, **slots, dtype=dtype, device=device, kept_dtype=kept_states)
         self.layers = {**self.kv.layers, **self.states.layers}
+        self.block_size, self.kv_formats = self.kv.block_size, self.kv.formats
 
     def new_sequence(self) -> SequenceCache:
         """An empty cache.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,37 +34,121 @@ def for_upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
-def prefill_batch(
-    cache: SequenceCache,
-    embeds: torch.Tensor,
-    positions: torch.Tensor,
-    adapters: Groups = (),
-    watch: Watch | None = None,
-) -> Batch:
-    """A sequence's next tokens; it must have room for them (`SequenceCache.prepare`).
+@dataclass(frozen=True)
+class PieceInputs:
+    """A piece of a prompt: what the model reads besides embeddings, in one tensor, which is one copy to a device.
+
+    Attributes:
+        packed: int64. [5, num_rows]: token ids, positions in three rows, rows of the KV pool. Then the numbers of new
+            and of cached tokens, the slot, and a zero. Then the block table, int32.
+        num_rows: of the model's batch.
+        num_tokens: the first rows; the others are padding.
+    """
+
+    packed: torch.Tensor
+    num_rows: int
+    num_tokens: int
+
+    @classmethod
+    def of(cls, cache: SequenceCache, token_ids: np.ndarray, positions: np.ndarray, num_rows: int) -> PieceInputs:
+        """A sequence's next tokens, for which it has room (`SequenceCache.prepare`).
+
+        Args:
+            token_ids: [T].
+            positions: [3, T].
+        """
+        count, size = len(token_ids), cache.block_size
+        blocks, places = np.array(cache.block_table, dtype=np.int32), np.arange(cache.length, cache.length + count)
+        made = cls(torch.empty(_packed_size(num_rows, len(blocks)), dtype=torch.int64), num_rows, count)
+        made.packed.numpy().fill(0)
+        numbers, ends, table = (x.numpy() for x in made._parts())
+        numbers[0, :count], numbers[1:4, :count], numbers[4] = token_ids, positions, -1
+        numbers[4, :count] = blocks[places // size].astype(np.int64) * size + places % size
+        ends[:3] = count, cache.length + count, cache.slot
+        table[: len(blocks)] = blocks
+        return made
+
+    @classmethod
+    def unused(cls, num_rows: int, max_blocks: int, device: torch.device) -> PieceInputs:
+        """No token: the model changes nothing."""
+        made = cls(torch.zeros(_packed_size(num_rows, max_blocks), dtype=torch.int64, device=device), num_rows, 0)
+        made._parts()[0][4] = -1
+        return made
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[num_rows] int64."""
+        return self._parts()[0][0]
+
+    def to(self, device: torch.device) -> PieceInputs:
+        """A copy on a device, without waiting for the device's pending work."""
+        return replace(self, packed=self._staged(device).to(device, non_blocking=True))
+
+    def take(self, other: PieceInputs) -> None:
+        """Copies another piece of as many rows from the host."""
+        self.packed[: len(other.packed)].copy_(other._staged(self.packed.device), non_blocking=True)
+
+    def batch(
+        self,
+        pools: CachePools | SequenceCache,
+        embeds: torch.Tensor,
+        adapters: Groups = (),
+        watch: Watch | None = None,
+    ) -> Batch:
+        """The model's batch for the rows' embeddings [num_rows, hidden], which it overwrites.
+
+        Args:
+            adapters: the sequence's.
+            watch: see `Batch`; sees the tokens alone.
+        """
+        numbers, ends, block_table = self._parts()
+        count = self.num_tokens
+
+        def watch_tokens(layer_idx: int, x: torch.Tensor, q: torch.Tensor) -> None:
+            assert watch is not None
+            watch(layer_idx, x[:count], q[:count])
+
+        return Batch(
+            embeds,
+            numbers[1:4],
+            slot_mapping=numbers[4],
+            block_table=block_table,
+            lengths=ends[1:2],
+            slots=ends[2:3],
+            counts=ends[:1],
+            pools=pools.layers,
+            block_size=pools.block_size,
+            kv_formats=pools.kv_formats,
+            adapters=adapters,
+            watch=watch and watch_tokens,
+        )
+
+    def _parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views: [5, num_rows], [4], and the block table."""
+        numbers, ends, table = self.packed.split([5 * self.num_rows, 4, len(self.packed) - 5 * self.num_rows - 4])
+        return numbers.view(5, -1), ends, table.view(torch.int32)
+
+    def _staged(self, device: torch.device) -> torch.Tensor:
+        """A copy from pageable memory waits for all of a GPU's pending work, and then the GPU waits for the host. A
+        copy from pinned memory is queued like a launch."""
+        return self.packed.pin_memory() if device.type == "cuda" else self.packed
+
+
+def _packed_size(num_rows: int, num_blocks: int) -> int:
+    return 5 * num_rows + 4 + -(-num_blocks // 2)
+
+
+def prefill_batch(cache: SequenceCache, embeds: torch.Tensor, positions: torch.Tensor, adapters: Groups = ()) -> Batch:
+    """A sequence's next tokens without padding, outside an engine.
 
     Args:
         embeds: [T, hidden]; the model overwrites it.
         positions: [3, T] int64.
         adapters: the sequence's.
-        watch: see `Batch`.
     """
-    size, stop, device = cache.block_size, cache.length + len(embeds), embeds.device
-    blocks, places = np.array(cache.block_table, dtype=np.int32), np.arange(cache.length, stop)
-    rows = blocks[places // size].astype(np.int64) * size + places % size
-    return Batch(
-        embeds,
-        positions,
-        slot_mapping=upload(rows, device),
-        block_table=upload(blocks, device),
-        lengths=stop,
-        slots=cache.slot,
-        pools=cache.layers,
-        block_size=size,
-        kv_formats=cache.kv_formats,
-        adapters=adapters,
-        watch=watch,
-    )
+    token_ids = np.zeros(len(embeds), dtype=np.int64)
+    piece = PieceInputs.of(cache, token_ids, positions.cpu().numpy(), len(embeds))
+    return piece.to(embeds.device).batch(cache, embeds, adapters)
 
 
 @dataclass(frozen=True)

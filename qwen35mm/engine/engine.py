@@ -98,7 +98,7 @@ class Engine:
         """Whether `step()` would do anything, now or once a file is read."""
         runtime = self.runtime
         can_write = runtime.disk is not None and runtime.disk.can_write()
-        can_prepare = self._decoder.can_prepare
+        can_prepare = self._decoder.can_prepare or runtime.pieces.can_prepare
         return self.has_requests or bool(self._commits) or runtime.needs_offload or can_write or can_prepare
 
     @property
@@ -359,6 +359,8 @@ class Engine:
         disk, states = self.runtime.disk, self.runtime.prefixes.states
         if self._decoder.can_prepare:
             self._decoder.prepare()
+        elif self.runtime.pieces.can_prepare:
+            self.runtime.pieces.prepare()
         elif self._commits:
             self._commits.step()
         elif states.needs_offload:

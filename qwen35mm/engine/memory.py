@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from qwen35mm.cache import CacheSettings, MemoryPlan, plan_memory
 from qwen35mm.cache.kv_pool import DEFAULT_BLOCK_SIZE
 from qwen35mm.cache.placement import Devices, layer_devices
 from qwen35mm.config import ModelConfig
-from qwen35mm.engine.settings import EngineSettings
+from qwen35mm.engine.settings import EngineSettings, captured_rows, padded_rows, pads_pieces
 from qwen35mm.engine.tower import GRAPH_PATCHES, MOST_GRAPHS
 from qwen35mm.model.activations import (
     logits_bytes,
@@ -29,8 +31,6 @@ _FEWEST_FRAMES = 2
 # Host bytes per prompt token for its text, ids and offsets: the tokenizer frees them, the allocator keeps them.
 # Measured: see docs/models.md.
 PROMPT_TOKEN_BYTES = 704
-# Device bytes per token of a prompt in hand: its id and its three positions.
-_INPUT_TOKEN_BYTES = 4 * 8
 # Bytes of torch's masks for a block of 256 queries per token of context. Measured.
 _MASK_TOKEN_BYTES = 256 * 7
 # Of keys in float32 at a time, while they are scored.
@@ -63,21 +63,21 @@ def plan_engine(
     Raises:
         ConfigError: a setting can't be used, or one sequence doesn't fit.
     """
-    first = layer_devices(config.text, device)[0]
+    devices = tuple(dict.fromkeys(layer_devices(config.text, device)))
     context_length = settings.context_length_of(config.text, name)
     return plan_memory(
         config,
         dtype=dtype,
         device=device,
         num_slots=settings.slots,
-        num_drafts=settings.num_drafts_on(first),
+        num_drafts=settings.num_drafts_on(devices[0]),
         context_length=context_length,
         block_size=DEFAULT_BLOCK_SIZE,
         settings=cache,
         available_bytes=available_bytes,
         limit_bytes=limit_bytes,
         weights_bytes=weights_bytes,
-        work_bytes=work_bytes(config, dtype, settings, budget, first, context_length)
+        work_bytes=work_bytes(config, dtype, settings, budget, devices, context_length)
         + (eviction_bytes(config, cache.kv_formats(dtype)) if cache.keep.evicts else 0),
         runtime_bytes=runtime_bytes + context_length * PROMPT_TOKEN_BYTES,
     )
@@ -88,27 +88,34 @@ def work_bytes(
     dtype: torch.dtype,
     settings: EngineSettings,
     budget: MediaBudget,
-    device: torch.device,
+    devices: Sequence[torch.device],
     context_length: int,
 ) -> int:
     """Most working memory in bytes: the largest prompt chunk or vision unit, what paused prompts hold, and logits; on a
     card also the vision tower's graphs.
 
+    Graphs of pieces keep as much as the largest of them, beside what is launched one by one.
+
     One prompt or history commit is computed at a time. Every other one may be paused: one in the vision tower, the rest
     between two layers of a chunk. Decoding a medium's file isn't included: that depends on the file.
     """
-    rows = settings.slots
+    rows, device = settings.slots, devices[0]
     drafts = settings.num_drafts_on(device)
     # The sampler's tables: each slot's tokens, and the banned ids.
     tables = (2 * (rows + 1) + 1) * config.text.vocab_size
-    chunk_tokens = settings.chunk_tokens_on(device)
+    chunk_tokens, graphs = settings.chunk_tokens_on(device), 0
+    if pads_pieces(devices):
+        most = max(captured_rows(chunk_tokens)) if len(devices) == 1 else 0
+        graphs = prefill_bytes(config, dtype, most) + 2 * most * config.text.hidden_size * dtype.itemsize
+        chunk_tokens = padded_rows(chunk_tokens)
     chunk = prefill_bytes(config, dtype, chunk_tokens)
     if device.type == "cpu" and uses_tiles(dtype):
         chunk += _tiles_bytes(config, dtype, context_length)
     running, paused = media_bytes(config, dtype, budget), media_bytes(config, dtype, budget, is_paused=True)
-    others = rows * (paused_prefill_bytes(config, dtype, chunk_tokens) + context_length * _INPUT_TOKEN_BYTES)
-    graphs = tower_graphs_bytes(config, dtype) if device.type == "cuda" else 0
-    return max(chunk + paused, running) + others + logits_bytes(config, rows + drafts, dtype) + tables + graphs
+    others = rows * paused_prefill_bytes(config, dtype, chunk_tokens)
+    if device.type == "cuda":
+        graphs += tower_graphs_bytes(config, dtype)
+    return max(chunk + paused, running) + graphs + others + logits_bytes(config, rows + drafts, dtype) + tables
 
 
 def eviction_bytes(config: ModelConfig, formats: KVFormats) -> int:

@@ -9,7 +9,6 @@ import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +18,7 @@ from qwen35mm.cache.gates import GatedScores
 from qwen35mm.cache.placement import moved
 from qwen35mm.cache.policy import states_to_keep
 from qwen35mm.contract import CacheReport, Progress, PromptRead
-from qwen35mm.engine.batches import prefill_batch, upload
+from qwen35mm.engine.pieces import by_layers
 from qwen35mm.engine.reading import PromptReader, Reading
 from qwen35mm.engine.request import CachedPrompt
 from qwen35mm.engine.runtime import Runtime
@@ -324,9 +323,8 @@ class Prefill:
             features: by address; each is dropped after its last token.
             num_seen: how many of the first segments an earlier request with `retain` "shared" asked for.
         """
-        model, prompt, cache = self._runtime.model, self._prompt, start.sequence
+        model, pieces, prompt, cache = self._runtime.model, self._runtime.pieces, self._prompt, start.sequence
         num_tokens = len(prompt.token_ids)
-        token_ids, positions = upload(prompt.token_ids, model.device), upload(prompt.positions, model.device)
         used_until = {
             unit.address: span.stop
             for span in prompt.spans
@@ -336,12 +334,23 @@ class Prefill:
         before: torch.Tensor | None = None
         for begin, stop, segment_index in self._chunks(start.num_segments):
             yield from self._with_room(lambda size=stop - begin: cache.prepare(size))
-            embeds = model.embed_tokens(token_ids[begin:stop])
-            place(prompt, units, features, embeds, begin)
+            inputs = pieces.inputs(cache, prompt.token_ids[begin:stop], prompt.positions[:, begin:stop])
+            # What is read or watched must hold longer than until another prompt's piece.
+            is_seen = self._reader is not None or self._watch is not None
+            graph = None if is_seen else pieces.graph(inputs.num_rows, self._adapters)
+            inputs = inputs.to(model.device) if graph is None else graph.take(inputs)
+            embeds = model.embed_tokens(inputs.token_ids)
+            place(prompt, units, features, embeds[: stop - begin], begin)
             for address in [each for each in features if used_until[each] <= stop]:
                 del features[address]
-            batch = prefill_batch(cache, embeds, positions[:, begin:stop], self._adapters, self._watch)
-            hidden = yield from self._run_layers(batch, begin, stop, before)
+            if graph is None:
+                batch = inputs.batch(cache, embeds, self._adapters, self._watch)
+                hidden = yield from self._run_layers(batch, begin, stop, before)
+                del batch
+            else:
+                hidden = graph.run(embeds, before)
+                self.spent += work(begin, stop)
+            hidden = hidden[: stop - begin]
             before = hidden[-1:].clone() if segment_index is None else None
             cache.advance(stop - begin)
             if segment_index is not None:
@@ -359,7 +368,7 @@ class Prefill:
                 self.last_hidden = hidden[-1:].clone()  # a view would keep all of them
                 cache.rope_delta = prompt.rope_delta
             self.done = stop == self._stop
-            del batch, embeds, hidden
+            del inputs, embeds, hidden
             yield Progress("prefill", stop, num_tokens)
 
     def _run_layers(self, batch: Batch, begin: int, stop: int, before: torch.Tensor | None) -> Work[torch.Tensor]:
@@ -369,19 +378,13 @@ class Prefill:
             before: [1, hidden], the state of the place before the chunk; None at a segment's start.
         """
         model = self._runtime.model
-        # The layers overwrite the embeddings.
-        embeds = None if model.mtp is None else batch.embeds.clone()
         pauses, per_layer = pauses_in_chunks(model.device), work(begin, stop) / model.num_parts
         hidden = None
-        for hidden in model.by_layers(batch):
+        for hidden in by_layers(model, batch, before):
             self.spent += per_layer
-            if pauses and (hidden is None or embeds is not None):
+            if pauses and hidden is None:
                 yield Pause()
         assert hidden is not None
-        if embeds is not None:
-            before = hidden.new_zeros(1, hidden.shape[1]) if before is None else before
-            model.write_mtp(replace(batch, embeds=embeds), torch.cat([before, hidden[:-1]]))
-            self.spent += per_layer
         return hidden
 
     def _chunks(self, num_segments: int) -> Iterator[tuple[int, int, int | None]]:

@@ -30,6 +30,7 @@ from qwen35mm.cache.placement import mib
 from qwen35mm.cache.planner import STARTED_BYTES
 from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.engine.memory import plan_engine
+from qwen35mm.engine.pieces import Pieces
 from qwen35mm.engine.request import damage
 from qwen35mm.engine.settings import EngineSettings
 from qwen35mm.engine.tower import Tower
@@ -71,6 +72,7 @@ class Runtime:
         cache_settings: among others, the types of cached keys, values and states.
         kv_keep: how many keys and values a finished segment keeps.
         gates: help to choose which ones; None where all are kept, or the keys alone decide.
+        pieces: run prompts.
         tower: the vision tower, as units are encoded.
         slots: concurrent requests; the pools have one more slot, for history commits, and some for drafts.
 
@@ -130,6 +132,7 @@ class Runtime:
                 mib(plan.kv_bytes),
                 cache.kv_directory,
             )
+        self.pieces = Pieces(model, self.pools, plan.context_rows, self.chunk_tokens)
         self.disk: DiskTier | None = None
         self.root = secrets.token_bytes(32)
         if cache.directory is not None and cache.reuse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from qwen35mm.config import TextConfig
 from qwen35mm.engine.speculation import SPECULATE, num_drafts
 from qwen35mm.errors import ConfigError
+from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_preprocess.say import say
 
 DEFAULT_CONTEXT_LENGTH = 32_768
@@ -18,6 +20,8 @@ GPU_CHUNK_TOKENS = 2048
 # never takes longer than it does here.
 CPU_DEEP_TOKENS = 32_768
 CPU_LEAST_CHUNK_TOKENS = 64
+# Few rows take as long as weights take to read, and padding costs nothing: powers of two. More are padded by less.
+_LEAST_ROWS, _FINE_ROWS, _STEP_ROWS = 64, 512, 256
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,23 @@ class EngineSettings:
 def pauses_in_chunks(device: torch.device) -> bool:
     """Whether steps end between a chunk's layers. A GPU's chunk is short, and its layers are bound by launches."""
     return device.type == "cpu"
+
+
+def pads_pieces(devices: Sequence[torch.device]) -> bool:
+    """Whether pieces of prompts are padded on these devices: wherever Triton's kernels run a part of them."""
+    return any(map(runs_triton, devices))
+
+
+def padded_rows(num_tokens: int) -> int:
+    """Rows of a padded piece. They depend on its tokens alone, since another number of rows may give other bits."""
+    if num_tokens <= _FINE_ROWS:
+        return max(_LEAST_ROWS, 1 << (num_tokens - 1).bit_length())
+    return -(-num_tokens // _STEP_ROWS) * _STEP_ROWS
+
+
+def captured_rows(chunk_tokens: int) -> list[int]:
+    """All numbers of rows that pieces of up to `chunk_tokens` tokens are captured with, up to 2,048."""
+    return sorted(set(map(padded_rows, range(1, min(chunk_tokens, GPU_CHUNK_TOKENS) + 1))))
 
 
 def chunk_tokens_at(start: int, most: int, device: torch.device) -> int:

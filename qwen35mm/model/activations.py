@@ -51,9 +51,10 @@ def paused_prefill_bytes(config: ModelConfig, dtype: ElementType, num_tokens: in
 
 
 def _kept_bytes(config: ModelConfig, dtype: ElementType) -> int:
-    """Per token: cosines and sines, the slots of its keys and values, and its embedding for the MTP layer."""
+    """Per token: cosines and sines, its id, positions, row of keys and values and share of the block table, and its
+    embedding for the MTP layer."""
     embedding = config.text.hidden_size * dtype.itemsize if config.text.runs_mtp else 0
-    return 2 * config.text.rope.rotary_dim // 2 * _FLOAT + 2 * _INT64 + embedding
+    return 2 * config.text.rope.rotary_dim // 2 * _FLOAT + 6 * _INT64 + embedding
 
 
 def logits_bytes(config: ModelConfig, num_rows: int, dtype: ElementType) -> int:

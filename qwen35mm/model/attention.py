@@ -61,7 +61,8 @@ class GatedAttention(nn.Module):
         k_cache, v_cache = batch.pools[self.layer_idx]
         past = k_cache, v_cache, batch.block_table
         options = {"block_size": batch.block_size, "scale": self.scale, "formats": batch.kv_formats}
-        if isinstance(batch.lengths, int):
-            return self.o_proj(self.ops.paged_attention_prefill(q, gate, *past, batch.lengths, **options).flatten(1))
-        out = self.ops.paged_attention_decode(q, gate, *past, batch.lengths, **options)
-        return self.o_proj(out.flatten(1), is_step=True)
+        if batch.counts is not None:
+            out = self.ops.paged_attention_prefill(q, gate, *past, batch.lengths, batch.counts, **options)
+        else:
+            out = self.ops.paged_attention_decode(q, gate, *past, batch.lengths, **options)
+        return self.o_proj(out.flatten(1), is_step=batch.counts is None)

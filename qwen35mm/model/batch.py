@@ -16,22 +16,23 @@ Watch = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The next N tokens of one sequence (a prefill), or N rows of several sequences (a decode step).
+    """The next tokens of one sequence (a prefill), or rows of several sequences (a decode step): N rows.
 
-    A row of a decode step is a sequence's next token or, in the rows after it, one that was drafted behind it. A
-    prefill's sizes are plain numbers, which the host knows; a decode step's are tensors, so that no step waits for the
-    host. Unused rows pad a decode step: their slots are -1 and their length is 0.
+    A row of a decode step is a sequence's next token or, in the rows after it, one that was drafted behind it. All
+    numbers are tensors, so that nothing waits for the host. Unused rows pad a decode step: their slots are -1 and their
+    length is 0. A prefill is padded at its end, with rows whose `slot_mapping` is -1.
 
     Attributes:
         embeds: [N, hidden], token embeddings with the vision embeddings in place; overwritten.
         positions: [3, N] int64, of M-RoPE; after a prompt, length + rope_delta in all three rows.
-        slot_mapping: [N] int64, the row of the KV pool for each token's K and V.
+        slot_mapping: [N] int64, the row of the KV pool for each token's K and V; -1 for padding.
         block_table: int32, the sequence's blocks in order: prefill [num_blocks], decode step [N, max_blocks].
-        lengths: cached tokens, including these and those of earlier rows: prefill int, decode step [N] int32.
-        slots: where the states after these tokens go in the state pools: prefill int, decode step [N] int64.
+        lengths: cached tokens, including these and those of earlier rows: prefill [1] int64, decode step [N] int32.
+        slots: where the states after these tokens go in the state pools: prefill [1], decode step [N], int64.
         pools: by layer, the memory of all sequences. Attention layers: K and V [num_blocks * block_size, Hkv, row].
             GDN layers: conv states [num_slots, C, kernel - 1] and recurrent states [num_slots, Hv, K, V].
         block_size: tokens in a block.
+        counts: [1] int64, a prefill's tokens; None in a decode step.
         kv_formats: formats of K and V; None where they have the model's dtype.
         sources: [N] int64, the slot that each row of a decode step continues from; None for its own.
         adapters: the rows that have one.
@@ -42,14 +43,19 @@ class Batch:
     positions: torch.Tensor
     slot_mapping: torch.Tensor
     block_table: torch.Tensor
-    lengths: torch.Tensor | int
-    slots: torch.Tensor | int
+    lengths: torch.Tensor
+    slots: torch.Tensor
     pools: Mapping[int, tuple[torch.Tensor, torch.Tensor]]
     block_size: int
+    counts: torch.Tensor | None = None
     kv_formats: KVFormats | None = None
     sources: torch.Tensor | None = None
     adapters: Groups = ()
     watch: Watch | None = None
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.counts is not None
 
     def on(self, device: torch.device) -> Batch:
         """The same batch with all that layers read, except the hidden states, on another device."""
@@ -59,7 +65,8 @@ class Batch:
             self,
             slot_mapping=self.slot_mapping.to(device),
             block_table=self.block_table.to(device),
-            lengths=self.lengths if isinstance(self.lengths, int) else self.lengths.to(device),
-            slots=self.slots if isinstance(self.slots, int) else self.slots.to(device),
+            lengths=self.lengths.to(device),
+            slots=self.slots.to(device),
+            counts=None if self.counts is None else self.counts.to(device),
             sources=None if self.sources is None else self.sources.to(device),
         )

@@ -51,7 +51,7 @@ class DecoderLayer(nn.Module):
         Returns:
             [N, hidden] each: the sum so far (possibly in x's memory), and this layer's output.
         """
-        is_step = not isinstance(batch.slots, int)
+        is_step = not batch.is_prefill
         rows = Unnormed(self.input_layernorm, x, delta, is_step)
         mixed = self.attention(rows, rope, batch) if self.linear_attn is None else self.linear_attn(rows, batch)
         rows = Unnormed(self.post_attention_layernorm, rows.x, mixed, is_step)

@@ -44,8 +44,8 @@ class GatedDeltaNet(nn.Module):
         """Runs the tokens and updates their sequences' states in place: [N, hidden] -> [N, hidden]."""
         conv_states, recurrent_states = batch.pools[self.layer_idx]
         mixed = self.in_proj(x)
-        if isinstance(batch.slots, int):
-            return self.out_proj(self._prefill(mixed, conv_states[batch.slots], recurrent_states[batch.slots]))
+        if batch.counts is not None:
+            return self.out_proj(self._prefill(mixed, conv_states, recurrent_states, batch.slots, batch.counts))
         out = self.ops.gdn_decode_step(
             mixed,
             self.conv1d,
@@ -61,11 +61,17 @@ class GatedDeltaNet(nn.Module):
         )
         return self.out_proj(out, is_step=True)
 
-    def _prefill(self, mixed: torch.Tensor, conv_state: torch.Tensor, recurrent_state: torch.Tensor) -> torch.Tensor:
+    def _prefill(
+        self,
+        mixed: torch.Tensor,
+        conv_states: torch.Tensor,
+        recurrent_states: torch.Tensor,
+        slots: torch.Tensor,
+        counts: torch.Tensor,
+    ) -> torch.Tensor:
         """One sequence's tokens, in chunks: in_proj's output [T, ...] -> out_proj's input [T, Hv * V]."""
         qkv, z, b, a = mixed.split(self.in_split, dim=-1)
-        qkv, final_conv = self.ops.causal_conv1d(qkv, self.conv1d, conv_state)
-        conv_state.copy_(final_conv)
+        qkv = self.ops.causal_conv1d(qkv, self.conv1d, conv_states, slots, counts)
         q, k, v = qkv.split(self.qkv_split, dim=-1)
         out = self.ops.gated_delta_prefill(
             q.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
@@ -75,7 +81,9 @@ class GatedDeltaNet(nn.Module):
             b,
             self.A_log,
             self.dt_bias,
-            recurrent_state,
+            recurrent_states,
+            slots,
+            counts,
         )
         z = z.unflatten(-1, (self.num_v_heads, self.head_v_dim))
         return self.ops.gated_rms_norm(out, z, self.norm, self.eps).flatten(1)

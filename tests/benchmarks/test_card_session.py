@@ -98,6 +98,7 @@ def test_own_steps_measure(engine: BareEngine, monkeypatch: pytest.MonkeyPatch) 
         (8, 64, 4000),
         (64, 64, 32_000),
     ]
+    assert all(row["same bits"] for row in found)
     assert [row["replies"] for row in card_session.decode(engine, (1, 8), num_steps=3)] == [1, 8]
     assert engine.pools.kv.allocator.num_free == engine.pools.kv.allocator.num_blocks
 

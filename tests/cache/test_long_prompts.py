@@ -17,8 +17,10 @@ from qwen35mm.cache import CachePools, PrefixCache
 from qwen35mm.cache.kv_keep import KVKeep
 from qwen35mm.config import ModelConfig
 from qwen35mm.engine import CachedPrompt
+from qwen35mm.engine.pieces import Pieces
 from qwen35mm.engine.prefill import Prefill
 from qwen35mm.engine.runtime import InlineExecutor
+from qwen35mm.model.adapters import Routes
 from qwen35mm.prompt import Prompt, cut_segments
 
 TURN_TOKENS, PIECE_TOKENS = 130, 512
@@ -28,8 +30,8 @@ COUNTED = ("/qwen35mm/cache/", "/qwen35mm/engine/", "/qwen35mm/prompt/")
 class Identity:
     """In place of a model: gives back what it gets."""
 
-    device = torch.device("cpu")
-    mtp, num_parts = None, 1
+    device, routes = torch.device("cpu"), Routes()
+    devices, mtp, num_parts = (device,), None, 1
 
     def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(token_ids), 1)
@@ -59,11 +61,13 @@ class Conversation:
 
     def prefill(self, prompt: Prompt) -> Prefill:
         """Brings a prompt into the caches."""
+        model: Any = Identity()
         parts: dict[str, Any] = {
             **{"root_of": lambda adapter: b"0" * 32, "groups_of": lambda adapter: ()},
             **{"reuse": True, "pools": self._pools, "prefixes": self._prefixes, "disk": None},
-            **{"model": Identity(), "chunk_tokens": PIECE_TOKENS, "vision": None, "reader": InlineExecutor()},
+            **{"model": model, "chunk_tokens": PIECE_TOKENS, "vision": None, "reader": InlineExecutor()},
             **{"kv_keep": KVKeep(), "gates": None},
+            "pieces": Pieces(model, self._pools, self._most, PIECE_TOKENS),
         }
         runtime: Any = SimpleNamespace(**parts)
         work = Prefill(runtime, CachedPrompt(prompt))

@@ -27,7 +27,7 @@ def failing_in(phase: str, error: Exception) -> Callable[[Qwen35Model, Batch], I
     by_layers = Qwen35Model.by_layers
 
     def fail(self: Qwen35Model, batch: Batch) -> Iterator[torch.Tensor | None]:
-        if isinstance(batch.lengths, int) == (phase == "prefill"):
+        if batch.is_prefill == (phase == "prefill"):
             raise error
         return by_layers(self, batch)
 

@@ -272,6 +272,13 @@ def results(engine: Engine, *requests: Request) -> dict[str, Result]:
     return results_of(outputs)
 
 
+def launched_one_by_one(engine: Engine) -> Engine:
+    """The engine without graphs of prompts' pieces."""
+    ways = engine.runtime.pieces
+    ways._captured, ways._to_capture = frozenset(), []
+    return engine
+
+
 def serve(engine: Engine, *requests: Request) -> list[Answer]:
     """`results` with the logits, in the order of the requests."""
     with recording() as logits_of:
@@ -381,7 +388,7 @@ def counting_prefill() -> Iterator[PrefillCount]:
 
     def watched_layers(self: Qwen35Model, batch: Batch) -> Iterator[torch.Tensor | None]:
         for hidden in by_layers(self, batch):
-            if hidden is not None and isinstance(batch.lengths, int):
+            if hidden is not None and batch.is_prefill:
                 count.pieces.append(len(batch.embeds))
             yield hidden
 

@@ -81,7 +81,7 @@ def test_a_long_prefill_stops_running_replies_for_one_piece_at_most(
         def counted(self: Any, work: Batch | int, _original: Any = original) -> Any:
             if isinstance(work, int):
                 calls.append("decode")
-            elif isinstance(work.lengths, int):
+            elif work.is_prefill:
                 calls.append("prefill")
             return _original(self, work)
 

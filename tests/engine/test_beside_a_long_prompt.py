@@ -38,7 +38,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def layers(self: Qwen35Model, batch: Batch) -> Any:
         for hidden in by_layers(self, batch):
-            ran.extend("l" if isinstance(batch.lengths, int) else "")
+            ran.extend("l" if batch.is_prefill else "")
             yield hidden
 
     def token(self: StepGraph, answer: int) -> None:

@@ -16,6 +16,7 @@ import torch
 from qwen35mm.cache import OutOfBlocksError, SequenceCache, VisionCache
 from qwen35mm.contract import Finished, Image, Prefilled, Progress, SamplingParams, Text, TextDelta
 from qwen35mm.engine import Engine, EngineSettings, Request, StepOutput, prefill
+from qwen35mm.engine.batches import PieceInputs
 from qwen35mm.engine.decoder import Decoder
 from qwen35mm.errors import ConfigError, ContextTooLongError, EngineError, QueueFullError
 from qwen35mm.model import LoadedModel
@@ -184,15 +185,16 @@ def test_a_first_token_is_told_before_the_second_is_computed(
     assert sum(isinstance(output.event, Finished) for output in run(engine)) == 1 + others_wait
 
 
-def test_a_prompt_goes_to_the_device_once(
+def test_a_piece_goes_to_the_device_by_one_copy(
     loaded: LoadedModel, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uploads = watch(monkeypatch, prefill, "upload")
+    copies = watch(monkeypatch, PieceInputs, "to")
     engine = Engine(loaded, EngineSettings(chunk_tokens=7))
     engine.add(make_request(Image(noise(0)), Text("What is this, and where?")))
     outputs = run(engine)
-    assert sum(isinstance(o.event, Progress) and o.event.phase == "prefill" for o in outputs) > 3
-    assert uploads == ["upload", "upload"], "token ids and positions"
+    pieces = sum(isinstance(o.event, Progress) and o.event.phase == "prefill" for o in outputs)
+    assert pieces > 3
+    assert copies == ["to"] * pieces
 
 
 def test_embeddings_leave_the_device_once_the_first_token_is_told(

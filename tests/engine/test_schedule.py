@@ -169,7 +169,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def watched(self: Qwen35Model, batch: Batch) -> Any:
         for hidden in by_layers(self, batch):
-            if isinstance(batch.lengths, int):
+            if batch.is_prefill:
                 ran.append(len(batch.embeds))
             yield hidden
 
@@ -343,7 +343,7 @@ def test_replies_get_tokens_between_the_layers_of_a_chunk(
 
     def watched(self: Qwen35Model, batch: Batch) -> Any:
         for hidden in by_layers(self, batch):
-            if isinstance(batch.lengths, int):
+            if batch.is_prefill:
                 now[0] += 1.0
                 calls.append("layer")
             yield hidden

@@ -6,27 +6,35 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from qwen35mm.cache import CachePools
 from qwen35mm.cache.gates import GatedScores, KVGates
 from qwen35mm.checkpoints.weights_digest import weights_digest
 from qwen35mm.contract import Image, SamplingParams
 from qwen35mm.engine import Engine, EngineSettings, Request, sampler
+from qwen35mm.engine.batches import PieceInputs
 from qwen35mm.engine.prefill import Prefill
+from qwen35mm.engine.settings import padded_rows
 from qwen35mm.model import LoadedModel, Qwen35Model, layers, load, mlp, weight_formats
 from qwen35mm.model.weight_formats import CardWeight, Weight
 from tests.engine import exact
 from tests.engine.exact import (
     DENSE,
     Chat,
+    assert_same,
+    assistant,
     cache_settings,
     chat_checkpoint,
     chat_model,
     gates_of,
     picture,
     results,
+    serve,
     user,
+    words,
 )
 from tests.interpreter import prepare_interpreter
 from tests.tiny import TinySpec
@@ -50,6 +58,7 @@ def run_on_triton(model: Qwen35Model, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "ops", gpu)
     monkeypatch.setattr(sampler, "select_backend", lambda device: gpu)
     monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: True)
+    monkeypatch.setattr("qwen35mm.engine.pieces.pads_pieces", lambda devices: True)
     # More columns to a program than a card takes: the same sums, and programs are what the interpreter waits for.
     wide = Config({"BLOCK_N": 1024, "BLOCK_K": 64})
     monkeypatch.setattr("qwen35mm_kernels.gpu.normed._DEFAULTS", {1: wide, 4: wide})
@@ -106,6 +115,53 @@ def test_a_seed_gives_one_text_on_both_paths_alone_and_in_company_with_a_grammar
         assert in_company[request.id].token_ids == expected[request.id].token_ids
         assert on_triton[request.id].token_ids == expected[request.id].token_ids
     assert expected[asked[1].id].token_ids != expected[asked[2].id].token_ids
+
+
+@pytest.mark.emulated
+def test_a_warm_reply_has_a_cold_ones_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pieces are other ones, and padded alike."""
+    loaded = card_model(DENSE, monkeypatch)
+    run_on_triton(loaded.model, monkeypatch)
+    monkeypatch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: False)
+    chat, params = Chat(loaded), SamplingParams(temperature=0.0, max_tokens=1)
+    first = [user(words("one", count=40)), assistant("nine")]
+    warm = engine_of(loaded, "auto", slots=1)
+    serve(warm, chat.request(first[:1], params=params))
+    request = chat.request([*first, user("ten")], params=params)
+    (found,) = serve(warm, request)
+    (expected,) = serve(engine_of(loaded, "auto", slots=1), replace(request, id="cold"))
+    assert found.result.cache.num_cached_tokens > 0
+    assert_same(found, expected)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [(DENSE, 1), (DENSE, 63), (DENSE, 64), (DENSE, 65), (MOE, 40)],
+    ids=lambda value: value.name if isinstance(value, TinySpec) else str(value),
+)
+def test_padding_decides_nothing(spec: TinySpec, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded, a piece gives what it gives without padding; and whatever padding holds, it gives the same bits."""
+    loaded = card_model(spec, monkeypatch)
+    run_on_triton(loaded.model, monkeypatch)
+    config, model = loaded.config, loaded.model
+    found: list[list[torch.Tensor]] = []
+    num_rows = padded_rows(count)
+    for rows, padding in ((count, 0.0), (num_rows, 0.0), (num_rows, float("nan"))):
+        pools = CachePools(config, num_slots=2, num_tokens=256, dtype=torch.float32)
+        cache = pools.new_sequence()
+        cache.prepare(count)
+        token_ids = np.arange(count) * 7 % 100
+        inputs = PieceInputs.of(cache, token_ids, np.arange(count)[None].repeat(3, 0), rows)
+        embeds = model.embed_tokens(inputs.token_ids)
+        embeds[count:] = padding
+        hidden = model(inputs.batch(pools, embeds))[:count]
+        cache.advance(count)
+        found.append([hidden, *cache.export().values(), *pools.states.save(cache.slot).values()])
+    for plain, padded, others in zip(*found, strict=True):
+        assert torch.allclose(plain, padded, atol=1e-4, rtol=1e-4)
+        assert torch.equal(padded, others)
+        assert padded.isfinite().all()
 
 
 def test_gates_see_what_they_see_on_the_processors_path(monkeypatch: pytest.MonkeyPatch) -> None:

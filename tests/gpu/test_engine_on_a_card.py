@@ -17,7 +17,19 @@ from qwen35mm.engine.vision import VisionUnit, encode, pixel_values
 from qwen35mm.errors import EngineError
 from qwen35mm.model import LoadedModel, load
 from qwen35mm_preprocess import PreparedMedia
-from tests.engine.exact import Chat, assert_same, assistant, cache_settings, clip, picture, results, serve, user, words
+from tests.engine.exact import (
+    Chat,
+    assert_same,
+    assistant,
+    cache_settings,
+    clip,
+    launched_one_by_one,
+    picture,
+    results,
+    serve,
+    user,
+    words,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +53,8 @@ def exact() -> Iterator[LoadedModel]:
 def engine_of(
     loaded: LoadedModel, *, ahead: bool = True, num_tokens: int = 8192, kv_dtype: str = "auto", **options: Any
 ) -> Engine:
-    settings = EngineSettings(**{"context_length": 2048, "slots": 4, **options})
+    # Few sizes of pieces to capture.
+    settings = EngineSettings(**{"context_length": 2048, "slots": 4, "chunk_tokens": 256, **options})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qwen35mm.engine.decoder.runs_ahead", lambda device: ahead)
         return Engine(loaded, settings, cache_settings(loaded, num_tokens=num_tokens, kv_dtype=kv_dtype))
@@ -78,6 +91,19 @@ def test_warm_logits_are_those_of_a_cold_engine(on_card: LoadedModel, kv_dtype: 
         (expected,) = serve(engine_of(on_card, ahead=False, kv_dtype=kv_dtype), request)
         assert_same(answer, expected)
     assert answer.result.cache.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("speculate", ["off", "mtp"])
+def test_a_piece_has_the_same_bits_as_a_graph_and_launched_one_by_one(on_card: LoadedModel, speculate: str) -> None:
+    if speculate == "mtp":
+        on_card = load(demo_model_path(), dtype=str(on_card.model.dtype).split(".")[1], device="cuda", mtp=True)
+    chat, engine = Chat(on_card), engine_of(on_card, ahead=False, speculate=speculate)
+    for stop in (1, 3, 5):
+        request = chat.request(conversation()[:stop], params=GREEDY)
+        (answer,) = serve(engine, request)
+        (expected,) = serve(launched_one_by_one(engine_of(on_card, ahead=False, speculate=speculate)), request)
+        assert_same(answer, expected)
+    assert any(engine.runtime.pieces._graphs.values()), "some pieces were graphs"
 
 
 def test_a_state_that_went_through_host_memory_comes_back_bit_for_bit(on_card: LoadedModel) -> None:

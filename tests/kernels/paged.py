@@ -43,6 +43,10 @@ class Pool:
             for cache in (self.k_cache, self.v_cache):
                 cache[self.rows(b)] = torch.randn(length, num_kv_heads, head_dim).to(dtype)
 
+    def past(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
+        """The first sequence's past and numbers, as `paged_attention_prefill` takes them for its last tokens."""
+        return self.k_cache, self.v_cache, self.block_table[0], self.lengths[:1].long(), torch.tensor([num_tokens])
+
     def rows(self, b: int) -> torch.Tensor:
         """Where a sequence's tokens lie."""
         token = torch.arange(int(self.lengths[b]))

@@ -133,7 +133,7 @@ def test_neither_threads_nor_where_blocks_lie_change_a_bit(
     length = 300 if kernel_backend.name == "interpreted" else 700
     pool = Pool([length], num_kv_heads=2, head_dim=32, dtype=torch.bfloat16)
     q, gate = queries(1 if op == "paged_attention_decode" else 40, 4, 32, torch.bfloat16)
-    tables: tuple[Any, ...] = (pool.block_table, pool.lengths) if len(q) == 1 else (pool.block_table[0], length)
+    tables = (pool.block_table, pool.lengths) if len(q) == 1 else pool.past(len(q))[2:]
     before = kernel_backend.run(op, q, gate, pool.k_cache, pool.v_cache, *tables, **OPTIONS)
     request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
@@ -154,7 +154,7 @@ def check_prefill(
     backend: Backend, pool: Pool, num_tokens: int, num_heads: int, scale: float = SCALE, op: str | None = None
 ) -> None:
     q, gate = queries(num_tokens, num_heads, pool.k_cache.shape[2], pool.k_cache.dtype)
-    past = pool.k_cache, pool.v_cache, pool.block_table[0], int(pool.lengths[0])
+    past = pool.past(num_tokens)
     backend.check(op or "paged_attention_prefill", q, gate, *past, block_size=BLOCK_SIZE, scale=scale)
 
 
@@ -188,8 +188,8 @@ def test_prefill_equals_transformers(backend: Backend) -> None:
         attention_mask=torch.zeros(50, 80).masked_fill_(future, float("-inf")),
         scaling=SCALE,
     )
-    past = pool.k_cache, pool.v_cache, pool.block_table[0], 80
-    assert_close(backend.run("paged_attention_prefill", q, gate, *past, **OPTIONS), theirs[0] * gate.sigmoid())
+    found = backend.run("paged_attention_prefill", q, gate, *pool.past(50), **OPTIONS)
+    assert_close(found, theirs[0] * gate.sigmoid())
 
 
 def test_prefill_sees_nothing_of_the_future(backend: Backend) -> None:
@@ -197,12 +197,26 @@ def test_prefill_sees_nothing_of_the_future(backend: Backend) -> None:
     count, cut = (300, 200) if backend.name == "cpu" else (130, 70)
     pool = Pool([count], num_kv_heads=2, head_dim=32, dtype=FLOAT32)
     q, gate = queries(count, 2, 32, FLOAT32)
-    past = pool.k_cache, pool.v_cache, pool.block_table[0], count
+    past = pool.past(count)
     before = backend.run("paged_attention_prefill", q, gate, *past, **OPTIONS)
     pool.k_cache[pool.rows(0)[cut:]], pool.v_cache[pool.rows(0)[cut:]] = 50.0, -1e4
     after = backend.run("paged_attention_prefill", q, gate, *past, **OPTIONS)
     assert torch.equal(before[:cut], after[:cut])
     assert not torch.equal(before[cut:], after[cut:])
+
+
+@pytest.mark.parametrize(("count", "cached"), [(1, 0), (63, 30), (64, 64), (65, 0), (100, 200)])
+def test_padding_reaches_nothing(count: int, cached: int, backend: Backend) -> None:
+    """It is NaN here, in a tile with tokens and in tiles of its own."""
+    pool = Pool([cached + count], num_kv_heads=1, head_dim=32, dtype=FLOAT32)
+    q, gate = queries(150, 2, 32, FLOAT32)
+    q[count:], gate[count:] = float("nan"), float("nan")
+    out = backend.check("paged_attention_prefill", q, gate, *pool.past(count), **OPTIONS)
+    assert not out[count:].any()
+    if backend.name != "interpreted":
+        return
+    other = [torch.cat([x[:count], torch.zeros_like(x[count:])]) for x in (q, gate)]
+    assert torch.equal(backend.run("paged_attention_prefill", *other, *pool.past(count), **OPTIONS), out)
 
 
 # The vision tower.

@@ -26,14 +26,21 @@ class Inputs(NamedTuple):
     b: torch.Tensor
     A_log: torch.Tensor
     dt_bias: torch.Tensor
-    state: torch.Tensor
+    states: torch.Tensor
+    slots: torch.Tensor
+    counts: torch.Tensor
+
+    @property
+    def state(self) -> torch.Tensor:
+        return self.states[self.slots[0]]
 
     def each_row(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
         """With what has a row for each token changed."""
-        return self._replace(**{name: change(getattr(self, name)) for name in ("q", "k", "v", "a", "b")})
+        changed = {name: change(getattr(self, name)) for name in ("q", "k", "v", "a", "b")}
+        return self._replace(**changed, counts=torch.tensor([len(changed["q"])]))
 
     def rows(self, start: int, stop: int | None) -> Inputs:
-        """Some of the tokens, with the state that they share."""
+        """Some of the tokens, with the states that they share."""
         return self.each_row(lambda x: x[start:stop])
 
 
@@ -57,7 +64,9 @@ def make(
         b,
         torch.empty(num_v_heads).uniform_(-5, -1).to(dtype),
         torch.randn(num_v_heads).to(dtype),
-        torch.randn(3, num_v_heads, k_dim, v_dim)[1],
+        torch.randn(3, num_v_heads, k_dim, v_dim),
+        torch.tensor([1]),
+        torch.tensor([num_tokens]),
     )
 
 
@@ -68,9 +77,9 @@ def check(backend: Backend, inputs: Inputs) -> None:
 
 
 def run(backend: Backend, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs and the state afterwards; that of `inputs` stays."""
-    inputs = inputs._replace(state=inputs.state.clone())
-    return backend.run("gated_delta_prefill", *inputs), inputs.state
+    """Outputs and the states afterwards; those of `inputs` stay."""
+    inputs = inputs._replace(states=inputs.states.clone())
+    return backend.run("gated_delta_prefill", *inputs), inputs.states
 
 
 @pytest.mark.parametrize(("num_tokens", "dtype"), LENGTHS_AND_DTYPES)
@@ -108,9 +117,9 @@ def test_equals_transformers_at_the_real_sizes(rule: str, backend: Backend) -> N
     theirs, their_state = getattr(modeling_qwen3_5, rule)(
         *batched, initial_state=inputs.state[None].clone(), output_final_state=True, use_qk_l2norm_in_kernel=True
     )
-    out, state = run(backend, inputs)
+    out, states = run(backend, inputs)
     assert_close(out, theirs[0])
-    assert_close(state, their_state[0])
+    assert_close(states[1], their_state[0])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +147,7 @@ def test_pieces_cut_at_chunks_equal_one_shot_bit_for_bit(
     inputs = make(num_tokens, dtype=dtype, dims=(128, 128))
     whole, final_state = run(backend, inputs)
     first, between = run(backend, inputs.rows(0, cut))
-    second, last = run(backend, inputs.rows(cut, None)._replace(state=between))
+    second, last = run(backend, inputs.rows(cut, None)._replace(states=between))
     assert torch.equal(torch.cat([first, second]), whole)
     assert torch.equal(last, final_state)
 
@@ -160,7 +169,7 @@ def test_pieces_cut_anywhere_agree(cut: int, backend: Backend) -> None:
     inputs = make(131)
     whole, final_state = run(backend, inputs)
     first, between = run(backend, inputs.rows(0, cut))
-    second, last = run(backend, inputs.rows(cut, None)._replace(state=between))
+    second, last = run(backend, inputs.rows(cut, None)._replace(states=between))
     assert_close(torch.cat([first, second]), whole)
     assert_close(last, final_state)
 
@@ -191,8 +200,8 @@ def test_slow_decays_keep_their_digits(backend: Backend) -> None:
     inputs = inputs._replace(a=torch.empty(64, 2).uniform_(-20, -5), b=torch.zeros(64, 2), k=0 * inputs.k)
     g, _ = gdn_gates(*inputs[3:7])
     # Without keys the state only decays.
-    _, state = run(backend, inputs)
-    lost = 1 - state.double() / inputs.state.double()
+    _, states = run(backend, inputs)
+    lost = 1 - states[1].double() / inputs.state.double()
     expected = -torch.expm1(g.double().sum(0))[:, None, None].expand_as(lost)
     assert relative_error(lost, expected) < 1e-3
 
@@ -200,9 +209,9 @@ def test_slow_decays_keep_their_digits(backend: Backend) -> None:
 def test_zero_keys_and_queries_give_zeros(backend: Backend) -> None:
     inputs = make(70)
     inputs = inputs._replace(q=0 * inputs.q, k=0 * inputs.k)
-    out, state = run(backend, inputs)
+    out, states = run(backend, inputs)
     assert torch.equal(out, torch.zeros_like(out))
-    assert_close(state, inputs.state * gdn_gates(*inputs[3:7])[0].sum(0).exp()[:, None, None])
+    assert_close(states[1], inputs.state * gdn_gates(*inputs[3:7])[0].sum(0).exp()[:, None, None])
 
 
 def test_the_past_does_not_see_the_future(backend: Backend) -> None:
@@ -214,8 +223,22 @@ def test_the_past_does_not_see_the_future(backend: Backend) -> None:
     assert not torch.equal(before[100:], after[100:])
 
 
-def test_what_lies_after_the_last_token_is_not_read(backend: Backend) -> None:
-    """NaN in the rows after a sequence's end, which its last chunk reaches into, reach nothing."""
-    inputs = make(64)
-    ends = inputs.each_row(lambda x: torch.cat([x[:50], torch.full_like(x[50:], float("nan"))]))
-    check(backend, ends.rows(0, 50))
+@pytest.mark.parametrize("count", [50, 1, 64, 65, 130])
+def test_padding_reaches_nothing(count: int, backend: Backend) -> None:
+    """It is NaN here, in the last token's chunk of 64 and in chunks of its own."""
+    ends = make(200).each_row(lambda x: torch.cat([x[:count], torch.full_like(x[count:], float("nan"))]))
+    ends = ends._replace(counts=torch.tensor([count]))
+    plain, states = run(backend, ends.rows(0, count))
+    out, padded_states = run(backend, ends)
+    check(backend, ends)
+    assert torch.equal(out[:count], plain)
+    assert not out[count:].any()
+    assert torch.equal(padded_states, states)
+
+
+def test_a_piece_of_no_token_changes_nothing(triton_backend: Backend) -> None:
+    """As a graph runs before it is captured."""
+    inputs = make(70).each_row(lambda x: torch.full_like(x, float("nan")))._replace(counts=torch.tensor([0]))
+    out, states = run(triton_backend, inputs)
+    assert not out.any()
+    assert torch.equal(states, inputs.states)

@@ -225,7 +225,7 @@ def test_prefill(names: tuple[str, str], head_dim: int, dtype: torch.dtype, back
     pair = formats_of(names, backend)
     pool = Pool([100], num_kv_heads=1, head_dim=head_dim, dtype=dtype)
     q, gate = queries(20, 4, head_dim, dtype)
-    past = *quantised(pool, pair), pool.block_table[0], 100
+    past = *quantised(pool, pair), *pool.past(20)[2:]
     limit = 1e-2 if dtype == torch.bfloat16 else None
     options = {"block_size": BLOCK_SIZE, "scale": SCALE, "formats": pair}
     backend.check("paged_attention_prefill", q, gate, *past, limit=limit, **options)

@@ -255,7 +255,18 @@ def split(
         assert {x.device for x in rest if isinstance(x, torch.Tensor)} == {META}
         return mixed.new_empty(len(mixed), config.text.value_dim)
 
+    def piece(operation: Any, result: int) -> Any:
+        """An operation of a piece's linear attention; its result is shaped as an argument."""
+
+        def run(*tensors: torch.Tensor) -> torch.Tensor:
+            assert len({x.device for x in tensors}) == 1
+            return operation(*tensors) if tensors[0].device == CPU else torch.empty_like(tensors[result])
+
+        return run
+
     # The torch versions read places, lengths and slots, which nothing on the meta device has.
+    monkeypatch.setattr(cpu, "causal_conv1d", piece(cpu.causal_conv1d, 0))
+    monkeypatch.setattr(cpu, "gated_delta_prefill", piece(cpu.gated_delta_prefill, 2))
     monkeypatch.setattr(cpu, "gdn_decode_step", step)
     monkeypatch.setattr(cpu, "paged_attention_decode", attend)
     monkeypatch.setattr(cpu, "paged_attention_prefill", attend)

@@ -128,6 +128,7 @@ def last_outputs(loaded: LoadedModel, embeds: torch.Tensor, hidden: torch.Tensor
         block_table=batch.block_table.expand(len(stops), -1).contiguous(),
         lengths=torch.tensor(stops, dtype=torch.int32),
         slots=torch.zeros(0, dtype=torch.int64),
+        counts=None,
     )
     last = torch.tensor(stops) - stops[0]
     return layer_of(model)(hidden[rows], model.rope(positions[:, rows]), step, last)

@@ -73,16 +73,19 @@ def paged_attention_prefill(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    length: int,
+    lengths: torch.Tensor,
+    counts: torch.Tensor,
     *,
     block_size: int,
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
     k_format, v_format = formats = formats_of(formats, k_cache, v_cache)
-    keys, values = _read(k_cache, v_cache, _rows(block_table, length, block_size), formats, q.dtype)
-    attended = attention_prefill(k_format.rotate(q), keys, values, scale=scale)
-    return v_format.rotate_back(attended).mul_(gate.sigmoid())
+    count, num_padding = int(counts), len(q) - int(counts)
+    keys, values = _read(k_cache, v_cache, _rows(block_table, int(lengths), block_size), formats, q.dtype)
+    attended = attention_prefill(k_format.rotate(q[:count]), keys, values, scale=scale)
+    out = v_format.rotate_back(attended).mul_(gate[:count].sigmoid())
+    return F.pad(out, (0, 0, 0, 0, 0, num_padding)) if num_padding else out
 
 
 def _read(

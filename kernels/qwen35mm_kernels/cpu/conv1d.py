@@ -9,17 +9,18 @@ from qwen35mm_kernels.cpu.blocks import rows_per_block
 
 
 def causal_conv1d(
-    x: torch.Tensor, weight: torch.Tensor, initial_state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    num_tokens, channels = x.shape
-    before = weight.shape[1] - 1
+    x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    num_tokens, channels = int(counts), x.shape[1]
+    state, before = states[int(slots)], weight.shape[1] - 1
     # In blocks: takes a half to a quarter of the time of F.conv1d, which copies [T, C] twice.
     num_rows = rows_per_block(x)
     taps = weight.float().t().contiguous()
     history = torch.empty(before + min(num_rows, num_tokens), channels, dtype=torch.float32, device=x.device)
-    history[:before] = initial_state.t()
+    history[:before] = state.t()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for rows, target in zip(x.split(num_rows), out.split(num_rows), strict=True):
+    out[num_tokens:] = 0
+    for rows, target in zip(x[:num_tokens].split(num_rows), out[:num_tokens].split(num_rows), strict=True):
         size = len(rows)
         history[before : before + size] = rows
         total = history[:size] * taps[0]
@@ -27,7 +28,8 @@ def causal_conv1d(
             total.addcmul_(history[index : index + size], tap)
         target.copy_(F.silu(total, inplace=True))
         history[:before] = history[size : before + size].clone()
-    return out, history[:before].t().to(initial_state.dtype, copy=True, memory_format=torch.contiguous_format)
+    state.copy_(history[:before].t())
+    return out
 
 
 def causal_conv1d_step(x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor) -> torch.Tensor:

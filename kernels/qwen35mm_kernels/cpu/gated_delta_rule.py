@@ -40,22 +40,26 @@ def gated_delta_prefill(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
-    state: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    counts: torch.Tensor,
 ) -> torch.Tensor:
+    num_tokens, state = int(counts), states[int(slots)]
     g, beta = gdn_gates(a, b, A_log, dt_bias)
     group = v.shape[1] // k.shape[1]
-    # Value heads that share key heads run one after the other: states[j] holds heads j, j + group, ...
-    states = [state[member::group].clone() for member in range(group)]
+    # Value heads that share key heads run one after the other: running[j] holds heads j, j + group, ...
+    running = [state[member::group].clone() for member in range(group)]
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    out[num_tokens:] = 0
     start = 0
-    while start < len(q):
-        num_chunks = min(_CHUNKS_AT_ONCE, (len(q) - start) // CHUNK_SIZE)
-        stop = start + num_chunks * CHUNK_SIZE if num_chunks else len(q)
+    while start < num_tokens:
+        num_chunks = min(_CHUNKS_AT_ONCE, (num_tokens - start) // CHUNK_SIZE)
+        stop = start + num_chunks * CHUNK_SIZE if num_chunks else num_tokens
         rows = slice(start, stop)
         size = CHUNK_SIZE if num_chunks else -(-(stop - start) // _RAGGED_MULTIPLE) * _RAGGED_MULTIPLE
-        _run_chunks(q[rows], k[rows], v[rows], g[rows], beta[rows], states, out[rows], size)
+        _run_chunks(q[rows], k[rows], v[rows], g[rows], beta[rows], running, out[rows], size)
         start = stop
-    for member, final_state in enumerate(states):
+    for member, final_state in enumerate(running):
         state[member::group] = final_state
     return out
 

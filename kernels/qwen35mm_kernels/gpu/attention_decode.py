@@ -102,6 +102,8 @@ def combine_splits(
 ) -> None:
     """Combines the splits of sequences of these lengths [B] in order, applies the gate, and writes out [B, Hq, D].
 
+    Leaves those with a length of -1 as they are.
+
     Args:
         sums: [B, Hq, max_splits, D] float32, sums of exp2(score - maximum) v; maxima and weights have no D.
     """
@@ -254,6 +256,8 @@ def _combine_splits_kernel(
     dim = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
     length = tl.load(lengths + sequence)
+    if length < 0:
+        return
     split = tl.arange(0, MAX_SPLITS)
     exists = split < tl.cdiv(length, _split_tokens(length, MIN_SPLIT, SPLIT_STEP, MAX_SPLITS))
     place = (sequence * num_heads + head) * max_splits + split
@@ -261,8 +265,8 @@ def _combine_splits_kernel(
     weight = tl.load(weights + place, mask=exists, other=0.0)
     total = tl.load(sums + place[:, None] * HEAD_DIM + dim[None, :], mask=exists[:, None], other=0.0)
     opened = tl.load(gate + sequence * stride_gate_sequence + head * stride_gate_head + dim).to(tl.float32)
-    # A padding row has no split and gives 0 / 1.
+    # A padding row has no split and gives 0, whatever its gate is.
     factor = tl.exp2(maximum - tl.where(length > 0, tl.max(maximum, axis=0), 0.0))
     weight = tl.where(length > 0, tl.sum(weight * factor, axis=0), 1.0)
     result = tl.sum(total * factor[:, None], axis=0) / weight * tl.sigmoid(opened)
-    tl.store(out + (sequence * num_heads + head) * HEAD_DIM + dim, result)
+    tl.store(out + (sequence * num_heads + head) * HEAD_DIM + dim, tl.where(length > 0, result, 0.0))

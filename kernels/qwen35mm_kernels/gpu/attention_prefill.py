@@ -4,8 +4,8 @@ A tile is BLOCK_M pairs of (token, query head), with the heads of one key head a
 history fill a tile, and few keys need a mask. Compute-bound for long prompts.
 
 A warm turn has few tiles and a long history. The history is cut into parts so that the whole card works on it, and the
-second kernel of decode combines them in order. The number of parts depends only on the model, the number of new tokens
-and the total.
+second kernel of decode combines them in order. The number of parts depends only on the model, the number of rows and
+the number of cached tokens. The kernel reads the latter, so the grid has the most parts that there can be.
 """
 
 from __future__ import annotations
@@ -50,16 +50,18 @@ def flash_attention_prefill(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    length: int,
+    lengths: torch.Tensor,
+    counts: torch.Tensor,
     *,
     block_size: int,
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    """`paged_attention_prefill` by torch's flash attention if it supports the type and the head size."""
+    """`paged_attention_prefill` by torch's flash attention if it supports the type and the head size; no padding."""
     if q.dtype not in (torch.bfloat16, torch.float16) or q.shape[2] > _MAX_FLASH_HEAD_DIM:
-        arguments = q, gate, k_cache, v_cache, block_table, length
+        arguments = q, gate, k_cache, v_cache, block_table, lengths, counts
         return cpu.paged_attention_prefill(*arguments, block_size=block_size, scale=scale, formats=formats)
+    length = int(lengths)
     token = torch.arange(length, device=q.device)
     rows = block_table[token // block_size].long() * block_size + token % block_size
     past = zip(formats_of(formats, k_cache, v_cache), (k_cache, v_cache), strict=True)
@@ -82,16 +84,16 @@ def paged_attention_prefill(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    length: int,
+    lengths: torch.Tensor,
+    counts: torch.Tensor,
     *,
     block_size: int,
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    num_tokens, num_heads, head_dim = q.shape
+    num_rows, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     k_format, v_format = checked_formats(q, gate, k_cache, v_cache, block_size, formats)
-    assert 1 <= num_tokens <= length <= block_table.shape[0] * block_size, (num_tokens, length, block_table.shape)
     assert block_table.dtype == torch.int32
     assert block_table.is_contiguous()
     kept = kept_as(q.dtype, k_format, v_format)
@@ -100,16 +102,15 @@ def paged_attention_prefill(
     # A tile of keys must lie in one block.
     blocks = {**config.blocks, "BLOCK_N": math.gcd(config.blocks["BLOCK_N"], block_size)}
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    num_rows = num_tokens * (num_heads // num_kv_heads)
-    num_tiles = cdiv(num_rows, config.blocks["BLOCK_M"])
-    part_tokens = _part_tokens(num_kv_heads * num_tiles, length, block_size)
-    num_parts = cdiv(length, part_tokens)
-    sums, maxima, weights = _workspace(q, num_parts)
+    num_tiles = cdiv(num_rows * (num_heads // num_kv_heads), config.blocks["BLOCK_M"])
+    most_parts = max(1, min(_PROGRAMS // (num_kv_heads * num_tiles), MAX_SPLITS))
+    sums, maxima, weights = _workspace(q, most_parts)
+    # For `combine_splits`, every token is a sequence with a split for each part.
+    split_lengths = torch.empty(num_rows if most_parts > 1 else 0, dtype=torch.int32, device=q.device)
     launch(
         _prefill_kernel,
-        (num_kv_heads, num_tiles, num_parts),
-        *(q, gate, k_cache, v_cache, block_table, out, sums, maxima, weights),
-        *(num_rows, length - num_tokens, length, part_tokens),
+        (num_kv_heads, num_tiles, most_parts),
+        *(q, gate, k_cache, v_cache, block_table, lengths, counts, out, sums, maxima, weights, split_lengths, num_rows),
         *(*q.stride()[:2], *gate.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], scale * math.log2(math.e)),
         config=Config(blocks, config.num_warps, config.num_stages),
         NUM_KV_HEADS=num_kv_heads,
@@ -118,26 +119,20 @@ def paged_attention_prefill(
         BLOCK_SIZE=block_size,
         K_FORMAT=k_format.name,
         V_FORMAT=v_format.name,
-        IN_PARTS=num_parts > 1,
+        IN_PARTS=most_parts > 1,
+        MIN_PART=_MIN_PART,
+        MIN_SPLIT=MIN_SPLIT,
     )
-    if num_parts > 1:
-        # For `combine_splits`, every token is a sequence of num_parts splits.
-        lengths = torch.full((num_tokens,), num_parts * MIN_SPLIT, dtype=torch.int32, device=q.device)
-        combine_splits(sums, maxima, weights, lengths, gate, out)
+    if most_parts > 1:
+        combine_splits(sums, maxima, weights, split_lengths, gate, out)
     return out
 
 
-def _part_tokens(num_programs: int, length: int, block_size: int) -> int:
-    """Keys of a part, a multiple of `block_size`; at least `length` if the tiles alone fill a card."""
-    parts = max(1, min(_PROGRAMS // num_programs, cdiv(length, _MIN_PART), MAX_SPLITS))
-    return cdiv(cdiv(length, parts), block_size) * block_size
-
-
-def _workspace(q: torch.Tensor, num_parts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _workspace(q: torch.Tensor, most_parts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Float32 buffers for the parts: sums [T, Hq, parts, D], maxima and weights without D; at most _PROGRAMS tiles."""
-    num_tokens, num_heads, head_dim = q.shape if num_parts > 1 else (0, 0, 0)
-    sums = torch.empty(num_tokens, num_heads, num_parts, head_dim, dtype=torch.float32, device=q.device)
-    maxima, weights = sums.new_empty(2, num_tokens, num_heads, num_parts).unbind()
+    num_rows, num_heads, head_dim = q.shape if most_parts > 1 else (0, 0, 0)
+    sums = torch.empty(num_rows, num_heads, most_parts, head_dim, dtype=torch.float32, device=q.device)
+    maxima, weights = sums.new_empty(2, num_rows, num_heads, most_parts).unbind()
     return sums, maxima, weights
 
 
@@ -151,21 +146,21 @@ def _default(dtype: torch.dtype, device: torch.device, is_kept: bool) -> Config:
     return _BLACKWELL if capability(device) >= 100 else _LARGE
 
 
-@triton.jit(do_not_specialize=["num_rows", "first_place", "length", "part_tokens"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["lengths", "counts"])
 def _prefill_kernel(
     q,
     gate,
     k,
     v,
     block_table,
+    lengths,
+    counts,
     out,
     sums,
     maxima,
     weights,
+    split_lengths,
     num_rows,
-    first_place,
-    length,
-    part_tokens,
     stride_q_token,
     stride_q_head,
     stride_gate_token,
@@ -182,21 +177,40 @@ def _prefill_kernel(
     K_FORMAT: tl.constexpr,
     V_FORMAT: tl.constexpr,
     IN_PARTS: tl.constexpr,
+    MIN_PART: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     # q, gate: [T, Hq, D]; k, v: rows of the pool; out: [T, Hq, D], contiguous. The longest tiles run first. sums:
-    # [T, Hq, parts, D], sum of exp2(score - maximum) v; maxima and weights (the sum of exp2): without D.
+    # [T, Hq, parts, D], sum of exp2(score - maximum) v; maxima and weights (the sum of exp2): without D. split_lengths:
+    # [T], for `combine_splits`. A row here is a token and a head.
     kv_head = tl.program_id(0)
     first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
+    length, count = tl.load(lengths).to(tl.int32), tl.load(counts).to(tl.int32)
+    first_place = length - count
+    # Of padding nothing is read, and its results are zeros.
+    is_row, exists = row[:, None] < num_rows * GROUP, row[:, None] < count * GROUP
+    first = 0
+    if IN_PARTS:
+        most = tl.maximum(length, 1)
+        part_tokens = tl.cdiv(tl.cdiv(most, tl.minimum(tl.num_programs(2), tl.cdiv(most, MIN_PART))), BLOCK_SIZE)
+        part_tokens *= BLOCK_SIZE
+        first = tl.program_id(2) * part_tokens
+        if (kv_head == 0) & (tl.program_id(2) == 0):
+            splits = tl.where(part_tokens < length, tl.cdiv(length, part_tokens) * MIN_SPLIT, -1)
+            splits = tl.where(row < count * GROUP, splits, 0)
+            tl.store(split_lengths + row // GROUP, splits, mask=(row % GROUP == 0) & (row < num_rows * GROUP))
+        # A padding tile's zeros come from `combine_splits`.
+        if (first >= length) | (first_row >= count * GROUP):
+            return
     dim = tl.arange(0, HEAD_DIM)
     # One 64-bit address a tile with 32-bit offsets: less arithmetic and fewer registers.
     first_token = first_row // GROUP
     token, head = (row // GROUP - first_token)[:, None], kv_head * GROUP + (row % GROUP)[:, None]
     q += first_token.to(tl.int64) * stride_q_token
     queries_at = q + (token * stride_q_token + head * stride_q_head + dim[None, :])
-    exists = row[:, None] < num_rows
     queries = tl.load(queries_at, mask=exists, other=0.0)
     k += kv_head * stride_k_head
     v += kv_head * stride_v_head
@@ -208,11 +222,11 @@ def _prefill_kernel(
     # Every row sees the keys before `whole`; none sees one from `stop` on.
     whole = (first_place + first_row // GROUP + 1) // BLOCK_N * BLOCK_N
     stop = tl.minimum(first_place + (first_row + BLOCK_M - 1) // GROUP + 1, length)
-    first = 0
     if IN_PARTS:
-        first = tl.program_id(2) * part_tokens
         stop = tl.minimum(stop, first + part_tokens)
         whole = tl.maximum(tl.minimum(whole, stop // BLOCK_N * BLOCK_N), first)
+    elif first_row >= count * GROUP:
+        whole, stop = 0, 0
     for MASKED in tl.static_range(2):  # pyright: ignore
         for start in tl.range(whole if MASKED else first, stop if MASKED else whole, BLOCK_N):  # pyright: ignore
             total, weight, maximum = _attend(
@@ -220,15 +234,16 @@ def _prefill_kernel(
                 *(scale_log2, HEAD_DIM, BLOCK_SIZE, K_FORMAT, V_FORMAT, BLOCK_N, MASKED),
             )
     row_at = token * (NUM_KV_HEADS * GROUP) + head
-    if IN_PARTS:
-        num_parts = tl.num_programs(2)
-        place = first_token * (NUM_KV_HEADS * GROUP) * num_parts + tl.program_id(2)
-        place_at = place + row_at * num_parts
-        tl.store(maxima + place_at, maximum[:, None], mask=exists)
-        tl.store(weights + place_at, weight[:, None], mask=exists)
-        tl.store(sums + place_at * HEAD_DIM + dim[None, :], total, mask=exists)
-        return
-    total *= (1.0 / weight)[:, None]
+    # Two conditions, since the first is the compiler's.
+    if IN_PARTS:  # noqa: SIM102
+        if part_tokens < length:
+            num_parts = tl.num_programs(2)
+            at = first_token * (NUM_KV_HEADS * GROUP) * num_parts + tl.program_id(2) + row_at * num_parts
+            tl.store(maxima + at, maximum[:, None], mask=exists)
+            tl.store(weights + at, weight[:, None], mask=exists)
+            tl.store(sums + at * HEAD_DIM + dim[None, :], total, mask=exists)
+            return
+    total *= tl.where(exists, 1.0 / weight[:, None], 0.0)
     gate += first_token.to(tl.int64) * stride_gate_token
     out += first_token.to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM)
     gate_at = gate + (token * stride_gate_token + head * stride_gate_head)
@@ -243,7 +258,7 @@ def _prefill_kernel(
             column = (2 * half + quarter) * QUARTER + tl.arange(0, QUARTER)[None, :]
             result = second if quarter else first
             result *= tl.sigmoid(tl.load(gate_at + column, mask=exists, other=0.0).to(tl.float32))
-            tl.store(out_at + column, result, mask=exists)
+            tl.store(out_at + column, result, mask=is_row)
 
 
 @triton.jit

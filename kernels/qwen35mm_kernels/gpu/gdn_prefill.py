@@ -26,34 +26,35 @@ def gated_delta_prefill(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
-    state: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    counts: torch.Tensor,
 ) -> torch.Tensor:
     """K and V must be 16, 32, 64 or 128. Last dimensions must be contiguous; other strides are free."""
-    num_tokens, num_v_heads, v_dim = v.shape
+    num_rows, num_v_heads, v_dim = v.shape
     k_dim = q.shape[2]
-    assert num_tokens > 0
     assert k_dim in _DIMS, k_dim
     assert v_dim in _DIMS, v_dim
     assert q.shape == k.shape
     assert q.dtype == k.dtype == v.dtype
     assert num_v_heads % q.shape[1] == 0
-    assert a.shape == b.shape == (num_tokens, num_v_heads)
+    assert a.shape == b.shape == (num_rows, num_v_heads)
     assert A_log.shape == dt_bias.shape == (num_v_heads,)
-    assert state.shape == (num_v_heads, k_dim, v_dim)
-    assert state.dtype == torch.float32
-    assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (q, k, v, a, b, A_log, dt_bias, state))
+    assert states.shape[1:] == (num_v_heads, k_dim, v_dim)
+    assert states.dtype == torch.float32
+    assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (q, k, v, a, b, A_log, dt_bias, states))
     if q.dtype != torch.float32:
         # Triton prefetches only tensors that it can read 16 bytes at a time. Without prefetch, Triton 3.6 compiles a
         # scan for Hopper cards with wrong sums and reads past its shared memory (docs/decisions.md).
         q, k, v = (aligned(x) for x in (q, k, v))
-    prepared = prepare(q, k, a, b, A_log, dt_bias)
+    prepared = prepare(q, k, a, b, A_log, dt_bias, counts)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     config = _scan_config(num_v_heads, k_dim, v_dim, v.dtype, v.device)
     launch(
         _scan_kernel,
         (v_dim // config.blocks["BLOCK_V"], num_v_heads),
-        *(q, k, v, *prepared, state, out),
-        *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *state.stride()[:2], *out.stride()[:2], num_tokens),
+        *(q, k, v, *prepared, states, slots, counts, out),
+        *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *states.stride()[:3], *out.stride()[:2], num_rows),
         config=config,
         K=k_dim,
         GROUP=num_v_heads // k.shape[1],
@@ -83,7 +84,7 @@ def _scan_config(num_v_heads: int, k_dim: int, v_dim: int, dtype: torch.dtype, d
     return config
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["slots", "counts"])
 def _scan_kernel(
     q_ptr,
     k_ptr,
@@ -92,7 +93,9 @@ def _scan_kernel(
     attend_ptr,
     factors_ptr,
     decay_ptr,
-    state_ptr,
+    states_ptr,
+    slots,
+    counts,
     out_ptr,
     q_token,
     q_head,
@@ -100,11 +103,12 @@ def _scan_kernel(
     k_head,
     v_token,
     v_head,
+    state_slot,
     state_head,
     state_k,
     out_token,
     out_head,
-    num_tokens,
+    num_rows,
     K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     GROUP: tl.constexpr,
@@ -124,7 +128,7 @@ def _scan_kernel(
     v_tile = rows[:, None] * v_token + v_range[None, :]
     out_tile = rows[:, None] * out_token + v_range[None, :]
     square = rows[:, None] * CHUNK + rows[None, :]
-    state_tile = state_ptr + head.to(tl.int64) * state_head + column
+    state_tile = states_ptr + tl.load(slots).to(tl.int64) * state_slot + head.to(tl.int64) * state_head + column
     state_tile += k_range[:, None].to(tl.int64) * state_k + v_range[None, :]
     state = tl.load(state_tile)
 
@@ -134,7 +138,8 @@ def _scan_kernel(
     read_q = tl.load(factor_rows + head * (3 * CHUNK) + CHUNK)
     write_k = tl.load(factor_rows + head * (3 * CHUNK) + 2 * CHUNK)
     decay = tl.load(decay_ptr + head)
-    num_chunks = tl.cdiv(num_tokens, CHUNK)
+    count = tl.load(counts).to(tl.int32)
+    num_chunks = tl.cdiv(count, CHUNK)
     for i in range(num_chunks):
         chunk = tl.cast(i, tl.int64)
         token = chunk * CHUNK
@@ -144,7 +149,7 @@ def _scan_kernel(
         next_read_q = tl.load(factor_rows + ahead * (3 * CHUNK) + CHUNK)
         next_write_k = tl.load(factor_rows + ahead * (3 * CHUNK) + 2 * CHUNK)
         next_decay = tl.load(decay_ptr + ahead)
-        present = (rows < num_tokens - i * CHUNK)[:, None]
+        present = (rows < count - i * CHUNK)[:, None]
         k = tl.load(k_ptr + (token * k_token + key_head * k_head) + k_tile, mask=present, other=0.0)
         solve = tl.load(solve_ptr + index * (CHUNK * CHUNK) + square)
         rounded = round_to(state, k.dtype)
@@ -159,7 +164,12 @@ def _scan_kernel(
         attend = tl.load(attend_ptr + index * (CHUNK * CHUNK) + square)
         out = dot(attend, round_to(written, k.dtype), out, PRECISION)
         out_start = token * out_token + (head * out_head + column)
-        tl.store(out_ptr + out_start + out_tile, round_to(out, k.dtype), mask=present)
+        # Padding has no queries, which gives zeros.
+        tl.store(out_ptr + out_start + out_tile, round_to(out, k.dtype), mask=(rows < num_rows - i * CHUNK)[:, None])
         read_k, read_q, write_k, decay = next_read_k, next_read_q, next_write_k, next_decay
 
     tl.store(state_tile, state)
+    for i in range(num_chunks, tl.cdiv(num_rows, CHUNK)):
+        out_start = tl.cast(i, tl.int64) * CHUNK * out_token + (head * out_head + column)
+        zeros = tl.zeros([CHUNK, BLOCK_V], out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_start + out_tile, zeros, mask=(rows < num_rows - i * CHUNK)[:, None])

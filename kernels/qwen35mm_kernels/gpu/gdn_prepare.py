@@ -22,7 +22,7 @@ PRECISION = {torch.float32: "tf32x3", torch.bfloat16: "tf32"}
 
 
 class Prepared(NamedTuple):
-    """The scan's inputs for each chunk. Rows after the last token are zero or never read.
+    """The scan's inputs for each chunk that has tokens. Rows after the last token are zero or never read.
 
     Attributes:
         solve: [chunks, Hv, 64, 64] in q's dtype, (I + M)^-1 with its columns multiplied by beta.
@@ -44,11 +44,12 @@ def prepare(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
+    counts: torch.Tensor,
 ) -> Prepared:
     """Computes the scan's inputs for each chunk; arguments as in `gated_delta_prefill`."""
-    num_tokens, num_k_heads, k_dim = q.shape
+    num_rows, num_k_heads, k_dim = q.shape
     num_v_heads = a.shape[1]
-    num_chunks = cdiv(num_tokens, CHUNK)
+    num_chunks = cdiv(num_rows, CHUNK)
     prepared = Prepared(
         q.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK),
         q.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK),
@@ -59,8 +60,8 @@ def prepare(
     launch(
         _prepare_kernel,
         (num_chunks, num_v_heads // config.blocks["HEADS"]),
-        *(q, k, a, b, A_log, dt_bias, *prepared),
-        *(*q.stride()[:2], *k.stride()[:2], a.stride(0), b.stride(0), num_tokens),
+        *(q, k, a, b, A_log, dt_bias, counts, *prepared),
+        *(*q.stride()[:2], *k.stride()[:2], a.stride(0), b.stride(0)),
         config=config,
         K=k_dim,
         GROUP=num_v_heads // num_k_heads,
@@ -79,7 +80,7 @@ def _config(num_k_heads: int, num_v_heads: int, k_dim: int, dtype: torch.dtype, 
     return config_for("gdn_prepare", device, shape, default)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize_on_alignment=["counts"])
 def _prepare_kernel(
     q_ptr,
     k_ptr,
@@ -87,6 +88,7 @@ def _prepare_kernel(
     b_ptr,
     A_log_ptr,
     dt_bias_ptr,
+    counts,
     solve_ptr,
     attend_ptr,
     factors_ptr,
@@ -97,7 +99,6 @@ def _prepare_kernel(
     k_head,
     a_token,
     b_token,
-    num_tokens,
     K: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
@@ -108,7 +109,9 @@ def _prepare_kernel(
     chunk, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     key_head = first_head // GROUP
     first = chunk * CHUNK
-    num_rows = num_tokens - first
+    num_rows = tl.load(counts).to(tl.int32) - first
+    if num_rows <= 0:
+        return
     rows = tl.arange(0, CHUNK)
     columns = tl.arange(0, K)
     present = rows < num_rows

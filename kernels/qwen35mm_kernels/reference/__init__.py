@@ -1,6 +1,11 @@
 """The specification: every operation works on one row, token, head or expert at a time and rounds once at the end.
 
 Docstrings here describe arguments and results; `cpu` and `gpu` have the same functions with the same signatures.
+
+A prompt's piece is T rows. `counts` [1] says how many of them are tokens; the others are padding at the end. What
+padding holds reaches no token and no state, and its results are 0. Like `slots` and `lengths`, `counts` is a tensor
+on the device: Triton's kernels read it there, so that a CUDA graph can run pieces of any length. Torch reads it on the
+host.
 """
 
 from qwen35mm_kernels.reference.attention import (

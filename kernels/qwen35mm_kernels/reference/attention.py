@@ -104,7 +104,7 @@ def paged_attention_decode(
     for b, length in enumerate(lengths.tolist()):
         if length:
             one = slice(b, b + 1)
-            past = k_cache, v_cache, block_table[b], length
+            past = k_cache, v_cache, block_table[b], lengths[one], torch.ones(1)
             out[one] = paged_attention_prefill(q[one], gate[one], *past, **options)
     return out
 
@@ -115,31 +115,34 @@ def paged_attention_prefill(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    length: int,
+    lengths: torch.Tensor,
+    counts: torch.Tensor,
     *,
     block_size: int,
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
-    """Causal attention of the last T tokens of one sequence over its cached tokens.
+    """Causal attention of one sequence's newest tokens over its cached tokens.
 
     Args:
-        q: [T, Hq, D], float32 or bfloat16; query i is at cache index length - T + i.
+        q: [T, Hq, D], float32 or bfloat16; query i is at cache index length - count + i.
         gate: [T, Hq, D] of q's dtype: the result is multiplied by its sigmoid.
         block_table: [max_blocks] int32; entries after the sequence's last block are not read.
-        length: cached tokens including the new ones; from T to max_blocks * block_size.
+        lengths: [1] int64, cached tokens including the new ones, at most max_blocks * block_size.
+        counts: [1] int64, new tokens; from 0 to T.
         k_cache, v_cache, block_size, scale, formats: as in `paged_attention_decode`.
 
     Returns:
-        [T, Hq, D] in q's dtype.
+        [T, Hq, D] in q's dtype; 0 for padding.
     """
+    length, count = int(lengths), int(counts)
     token = torch.arange(length, device=block_table.device)
     rows = block_table[token // block_size].long() * block_size + token % block_size
     k_format, v_format = formats_of(formats, k_cache, v_cache)
     k, v = dequantise_all(k_format, k_cache[rows]), dequantise_all(v_format, v_cache[rows])
     out = torch.zeros(q.shape, device=q.device)
-    for i, query in enumerate(q.float()):
-        stop = length - len(q) + i + 1
+    for i, query in enumerate(q[:count].float()):
+        stop = length - count + i + 1
         out[i] = _attend(query, k[:stop], v[:stop], scale) / (1 + torch.exp(-gate[i].float()))
     return out.to(q.dtype)
 

@@ -10,22 +10,24 @@ import torch
 
 
 def causal_conv1d(
-    x: torch.Tensor, weight: torch.Tensor, initial_state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """silu(conv(x)) over one sequence.
+    x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    """silu(conv(x)) over one sequence's piece; updates its state in place.
 
     Args:
-        x: [T, C], float32 or bfloat16, T at least 1. The arithmetic is float32.
+        x: [T, C], float32 or bfloat16. The arithmetic is float32.
         weight: [C, W], W at least 2; the last tap meets the current token.
-        initial_state: [C, W - 1], the inputs before x; not changed.
+        states: [num_slots, C, W - 1], the inputs before x, and afterwards those before the next piece.
+        slots: [1] int64, the sequence's place in `states`.
+        counts: [1] int64, tokens of x.
 
     Returns:
-        out: [T, C] in x's dtype.
-        final_state: [C, W - 1], a new tensor in initial_state's dtype.
+        [T, C] in x's dtype; 0 for padding.
     """
-    state = initial_state.clone()
-    out = [causal_conv1d_step(token[None], weight, state[None])[0] for token in x]
-    return torch.stack(out), state
+    out, state = torch.zeros_like(x), states[int(slots)][None]
+    for token in range(int(counts)):
+        out[token] = causal_conv1d_step(x[token][None], weight, state)[0]
+    return out
 
 
 def causal_conv1d_step(x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor) -> torch.Tensor:

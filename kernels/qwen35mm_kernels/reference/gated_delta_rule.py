@@ -27,25 +27,31 @@ def gated_delta_prefill(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
-    state: torch.Tensor,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    counts: torch.Tensor,
 ) -> torch.Tensor:
-    """Runs the rule over one sequence and updates its state in place.
+    """Runs the rule over one sequence's piece and updates its state in place.
 
     Calls that split a sequence at multiples of 64 tokens do the same arithmetic as one call.
 
     Args:
-        q, k: [T, Hk, K], float32 or bfloat16, T at least 1, before the L2 norm and the scale.
+        q, k: [T, Hk, K], float32 or bfloat16, before the L2 norm and the scale.
         v: [T, Hv, V] of q's dtype; Hv is a multiple of Hk, and key head h serves the value heads from h * (Hv / Hk) on.
         a, b: [T, Hv], float32 or bfloat16, the projections of the gates, see `gdn_gates`.
         A_log, dt_bias: [Hv], float32 or bfloat16.
-        state: [Hv, K, V] float32, the state before the sequence; the call replaces it with the state after it.
+        states: [num_slots, Hv, K, V] float32.
+        slots: [1] int64, the sequence's place in `states`, replaced with the state after the piece.
+        counts: [1] int64, tokens of the piece.
 
     Returns:
-        [T, Hv, V] in v's dtype.
+        [T, Hv, V] in v's dtype; 0 for padding.
     """
     g, beta = gdn_gates(a, b, A_log, dt_bias)
-    tokens = [slice(t, t + 1) for t in range(len(q))]
-    return torch.cat([gated_delta_step(q[t], k[t], v[t], g[t], beta[t], state[None]) for t in tokens])
+    out, state = torch.zeros_like(v), states[int(slots)][None]
+    for t in (slice(t, t + 1) for t in range(int(counts))):
+        out[t] = gated_delta_step(q[t], k[t], v[t], g[t], beta[t], state)
+    return out
 
 
 def gdn_gates(

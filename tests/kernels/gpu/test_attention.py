@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 from qwen35mm_kernels.gpu import attention_decode as decode
 from qwen35mm_kernels.gpu import attention_prefill as prefill
-from qwen35mm_kernels.gpu.launch import Config
+from qwen35mm_kernels.gpu.launch import Config, trial
 from qwen35mm_kernels.kv_formats import FORMATS
 from tests.kernels.compare import DTYPES, Backend, assert_close
 from tests.kernels.paged import Pool
@@ -72,18 +72,46 @@ def test_prefill_in_parts(
     check_prefill(triton_backend, Pool([length], num_kv_heads=heads[1], head_dim=32, dtype=dtype), num_tokens, heads[0])
 
 
-def test_parts_follow_from_lengths_and_are_few_where_tiles_fill_a_card() -> None:
-    def parts(num_programs: int, length: int) -> int:
-        part_tokens = prefill._part_tokens(num_programs, length, 16)
-        assert part_tokens % 16 == 0
-        return -(-length // part_tokens)
+@pytest.mark.parametrize("count", [0, 1, 33, 40])
+@pytest.mark.parametrize(("length", "expected"), [(40, -1), (65, 2), (300, 3)])
+def test_parts_follow_from_the_length_and_padding_has_none(
+    count: int, length: int, expected: int, triton_backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most three: this is a card of twelve programs, and each key head has two tiles of 32 tokens."""
+    monkeypatch.setattr(prefill, "_MIN_PART", 64)
+    monkeypatch.setattr(prefill, "_PROGRAMS", 12)
+    monkeypatch.setattr(prefill, "_FLOAT32", Config({"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=1))
+    seen: list[torch.Tensor] = []
 
-    # 9B: four key heads, and a tile for every 32 tokens.
-    tiles = {128: 4, 512: 16, 1024: 32, 2048: 64}
-    found = [[parts(4 * count, tokens + history) for history in (0, 8192, 32768)] for tokens, count in tiles.items()]
-    assert found == [[1, 8, 8], [1, 2, 2], [1, 1, 1], [1, 1, 1]]
-    assert parts(2, 262_144) == 64
-    assert parts(200, 262_144) == 1
+    def combine(sums: torch.Tensor, maxima: torch.Tensor, *rest: torch.Tensor) -> None:
+        seen.append(rest[1].cpu())
+        decode.combine_splits(sums, maxima, *rest)
+
+    monkeypatch.setattr(prefill, "combine_splits", combine)
+    pool = Pool([length], num_kv_heads=2, head_dim=32, dtype=torch.float32)
+    q, gate = queries(40, 2, 32, torch.float32)
+    q[count:], gate[count:] = float("nan"), float("nan")
+    past = pool.past(count) if count else (*pool.past(0)[:3], torch.tensor([0]), torch.tensor([0]))
+    out = triton_backend.check("paged_attention_prefill", q, gate, *past, **OPTIONS)
+    assert not out[count:].any()
+    splits = expected if expected < 0 else expected * decode.MIN_SPLIT
+    assert seen[0].tolist() == [splits] * count + [0] * (40 - count)
+
+
+@pytest.mark.parametrize(
+    ("rows", "most_parts"), [(64, 16), (128, 8), (512, 2), (768, 1), (2048, 1)], ids=lambda value: str(value)
+)
+def test_parts_are_few_where_tiles_fill_a_card(rows: int, most_parts: int) -> None:
+    """9B: four key heads, and a tile for every 32 tokens."""
+    grids = []
+    meta = torch.device("meta")
+    q, cache = torch.empty(rows, 16, 256, device=meta, dtype=torch.bfloat16), torch.empty(64, 4, 256, device=meta)
+    number = torch.empty(1, dtype=torch.int64, device=meta)
+    past = cache.bfloat16(), cache.bfloat16(), torch.empty(1, dtype=torch.int32, device=meta), number, number
+    with trial({}, lambda kernel, grid, *args, **options: grids.append(grid)):
+        prefill.paged_attention_prefill(q, q, *past, **OPTIONS)
+    assert grids[0] == (4, rows // 32, most_parts)
+    assert len(grids) == 1 + (most_parts > 1)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
@@ -102,7 +130,7 @@ def test_torchs_flash_attention_can_take_the_place_of_ours(
     if triton_backend.name == "interpreted" and dtype == torch.bfloat16:
         pytest.skip("flash attention is a card's")
     pool = Pool([length], num_kv_heads=2, head_dim=64, dtype=dtype)
-    arguments = *queries(num_tokens, 4, 64, dtype), pool.k_cache, pool.v_cache, pool.block_table[0], length
+    arguments = *queries(num_tokens, 4, 64, dtype), *pool.past(num_tokens)
     there = [x.to(triton_backend.device) if isinstance(x, torch.Tensor) else x for x in arguments]
     ours = triton_backend.run("paged_attention_prefill", *arguments, **OPTIONS)
     assert_close(prefill.flash_attention_prefill(*there, **OPTIONS).cpu(), ours)  # type: ignore[arg-type]
@@ -128,7 +156,7 @@ def test_codes_are_read_as_the_values_that_they_stand_for(
     values = [format.dequantise(cache, dtype) for format, cache in zip(pair, caches, strict=True)]
     for op, where in (
         ("paged_attention_decode", (pool.block_table, pool.lengths)),
-        ("paged_attention_prefill", (pool.block_table[0], 70)),
+        ("paged_attention_prefill", pool.past(1)[2:]),
     ):
         found = triton_backend.run(op, q, gate, *caches, *where, formats=pair, **OPTIONS)
         assert torch.equal(found, triton_backend.run(op, q, gate, *values, *where, **OPTIONS))

@@ -26,9 +26,10 @@ CONSUMER_SHARED_BYTES = 99 << 10
 TWO_PROGRAMS, THREE_PROGRAMS = 128, 168
 SCAN_TYPES = {
     "*bf16:16": "q_ptr k_ptr v_ptr solve_ptr attend_ptr out_ptr",
-    "*fp32:16": "factors_ptr decay_ptr state_ptr",
-    "i32:16": "q_token q_head k_token k_head v_token v_head state_head state_k out_token out_head",
-    "i32": "num_tokens",
+    "*fp32:16": "factors_ptr decay_ptr states_ptr",
+    "*i64": "slots counts",
+    "i32:16": "q_token q_head k_token k_head v_token v_head state_slot state_head state_k out_token out_head",
+    "i32": "num_rows",
 }
 SCAN_CONSTANTS = {"K": 128, "GROUP": 2, "PRECISION": "tf32", "CHUNK": 64}
 every_card = pytest.mark.parametrize("capability", CARDS)
@@ -90,8 +91,8 @@ def test_gdn_prepare(capability: int) -> None:
         {
             "*bf16:16": "q_ptr k_ptr a_ptr b_ptr A_log_ptr dt_bias_ptr solve_ptr attend_ptr",
             "*fp32:16": "factors_ptr decay_ptr",
+            "*i64": "counts",
             "i32:16": "q_token q_head k_token k_head a_token b_token",
-            "i32": "num_tokens",
         },
         {"K": 128, "GROUP": 2, "PRECISION": "tf32", "CHUNK": 64},
     )
@@ -211,9 +212,10 @@ def test_causal_conv1d(capability: int) -> None:
         capability,
         Config({"BLOCK_T": 32, "BLOCK_C": 128}, 4, 1),
         {
-            "*bf16:16": "x weight initial_state out final_state",
-            "i32": "num_tokens stride_state_c",
-            "i32:16": "stride_x",
+            "*bf16:16": "x weight states out",
+            "*i64": "slots counts",
+            "i32": "stride_state_c",
+            "i32:16": "stride_x stride_slot",
         },
         {"stride_state_w": 1, "C": 8192, "WIDTH": 4},
     )
@@ -303,6 +305,7 @@ def test_codes_of_keys_and_values_are_copied_ahead(capability: int, names: tuple
     assert found.instructions["HMMA"] > 0
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize(
     ("capability", "config", "unit"),
     [
@@ -311,20 +314,25 @@ def test_codes_of_keys_and_values_are_copied_ahead(capability: int, names: tuple
         (100, attention_prefill._BLACKWELL, "UTCHMMA"),
     ],
 )
-def test_attention_in_prefill_uses_a_cards_matrix_units(capability: int, config: Config, unit: str) -> None:
+def test_attention_in_prefill_uses_a_cards_matrix_units(
+    capability: int, config: Config, unit: str, in_parts: bool
+) -> None:
     found = compiled(
         "attention_prefill:_prefill_kernel",
         capability,
         config,
         {
             "*bf16:16": "q gate k v out",
-            "*i32:16": "block_table",
+            "*fp32:16": "sums maxima weights",
+            "*i32:16": "block_table split_lengths",
+            "*i64": "lengths counts",
             "fp32": "scale_log2",
-            "i32": "num_rows first_place length",
+            "i32": "num_rows",
             "i32:16": "stride_q_token stride_q_head stride_gate_token stride_gate_head "
             "stride_k_row stride_k_head stride_v_row stride_v_head",
         },
-        {"NUM_KV_HEADS": 2, "GROUP": 8, "HEAD_DIM": 256, "BLOCK_SIZE": 64, "K_FORMAT": "bf16", "V_FORMAT": "bf16"},
+        {"NUM_KV_HEADS": 2, "GROUP": 8, "HEAD_DIM": 256, "BLOCK_SIZE": 64, "K_FORMAT": "bf16", "V_FORMAT": "bf16"}
+        | {"IN_PARTS": in_parts, "MIN_PART": 512, "MIN_SPLIT": 128},
     )
     # On Hopper two registers once after the loops; 255 are all there are.
     assert found.spilled_bytes <= (16 if capability == 90 else 0)

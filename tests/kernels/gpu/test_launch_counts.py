@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -53,10 +54,10 @@ def more(engines: list[BareEngine], name: str, *sizes: Any) -> tuple[int, int, i
 @pytest.mark.parametrize(
     ("name", "sizes", "expected"),
     [
-        ("piece", (2048,), (26, 16, 3)),
-        ("piece", (65,), (26, 16, 3)),
-        # Attention in parts launches one more, whose lengths are filled.
-        ("piece", (64, 16_384), (27, 16, 4)),
+        ("piece", (2048,), (26, 16, 0)),
+        # Attention of few rows may be in parts, which one more adds.
+        ("piece", (65,), (27, 16, 0)),
+        ("piece", (64, 16_384), (27, 16, 0)),
         ("step", (1,), (22, 0, 0)),
         ("step", (4,), (22, 0, 0)),
         ("step", (8,), (18, 16, 0)),
@@ -67,6 +68,15 @@ def test_layers_launch_what_is_known(
     name: str, sizes: tuple[Any, ...], expected: tuple[int, int, int], engines: list[BareEngine]
 ) -> None:
     assert more(engines, name, *sizes) == expected
+
+
+@pytest.mark.parametrize("length", [1, 512, 2048])
+def test_a_captured_piece_is_few_calls(length: int, engines: list[BareEngine]) -> None:
+    """Its inputs, its embeddings, their copy and the graph, whatever the layers; then the first token as before."""
+    for engine in engines:
+        last = torch.empty(1, engine.config.text.hidden_size, dtype=torch.bfloat16, device=META)
+        with as_on_a_card(), engine.piece(length, captured=True) as run:
+            assert count(run).all - count(functools.partial(engine.first_token, last)).all == 4
 
 
 def test_around_the_layers_little_is_launched(engines: list[BareEngine]) -> None:

@@ -33,23 +33,25 @@ def paged_attention_prefill(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    length: int,
+    lengths: torch.Tensor,
+    counts: torch.Tensor,
     *,
     block_size: int,
     scale: float,
     formats: KVFormats | None = None,
 ) -> torch.Tensor:
     if not _is_ours(q, gate):
-        past = k_cache, v_cache, block_table, length
+        past = k_cache, v_cache, block_table, lengths, counts
         options = {"block_size": block_size, "scale": scale, "formats": formats}
         return by_torch.paged_attention_prefill(q, gate, *past, **options)
     q, gate, k_cache, v_cache = map(dense_rows, (q, gate, k_cache, v_cache))
     block_table = block_table.contiguous()
-    out = torch.empty(q.shape, dtype=q.dtype)
+    out, count = torch.empty(q.shape, dtype=q.dtype), int(counts)
+    out[count:] = 0
     past = map(kv_rows, (k_cache, v_cache), formats_of(formats, k_cache, v_cache))
     places = (strided(q), *past, strided(gate), block_table.data_ptr(), out.data_ptr())
     heads = q.shape[1], k_cache.shape[1], q.shape[2]
-    _run(q, _Attention(*places, len(q), length, 1, *heads, block_size, True, scale))
+    _run(q, _Attention(*places, count, int(lengths), 1, *heads, block_size, True, scale))
     return out
 
 

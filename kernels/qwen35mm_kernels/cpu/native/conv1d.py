@@ -12,14 +12,17 @@ _TAPS = 4
 
 
 def causal_conv1d(
-    x: torch.Tensor, weight: torch.Tensor, initial_state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if not is_known(x, weight, initial_state) or weight.shape[1] != _TAPS:
-        return by_torch.causal_conv1d(x, weight, initial_state)
-    x, weight, initial_state = dense_rows(x), weight.contiguous(), dense_rows(initial_state)
+    x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    if not is_known(x, weight, states) or weight.shape[1] != _TAPS:
+        return by_torch.causal_conv1d(x, weight, states, slots, counts)
+    num_tokens, state = int(counts), states[int(slots)]
+    x, weight, initial_state = dense_rows(x), weight.contiguous(), dense_rows(state)
     out = torch.empty(x.shape, dtype=x.dtype)
-    final_state = torch.empty(initial_state.shape, dtype=x.dtype)
-    inputs = x, x.stride(0), len(x), weight, initial_state, initial_state.stride(0), x.shape[1]
+    out[num_tokens:] = 0
+    final_state = torch.empty(state.shape, dtype=x.dtype)
+    inputs = x, x.stride(0), num_tokens, weight, initial_state, initial_state.stride(0), x.shape[1]
     is_bf16 = x.dtype == torch.bfloat16
     loaded_library()("qwen_conv1d", *inputs, out, final_state, is_bf16, torch.get_num_threads())
-    return out, final_state
+    state.copy_(final_state)
+    return out

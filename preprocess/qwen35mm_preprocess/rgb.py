@@ -13,7 +13,7 @@ With "checkpoint" colours, profiles are ignored, and the least and the greatest 
 from __future__ import annotations
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image
 
 from qwen35mm_preprocess.color import to_srgb
 from qwen35mm_preprocess.types import ColorMode, Size
@@ -100,9 +100,10 @@ def with_alpha(image: Image.Image) -> Image.Image:
     return (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
 
 
-def fit_transparency(png: ImageFile.ImageFile) -> None:
+def fit_transparency(png: Image.Image) -> None:
     """Brings the transparent colour of an opened PNG to the 8 bits of its pixels. Pillow leaves it as it is stored."""
-    key, stored = png.info.get("transparency"), png.tile[0].args if png.tile else None
+    key, tiles = png.info.get("transparency"), getattr(png, "tile", None)
+    stored = tiles[0].args if tiles else None
     if isinstance(key, int) and stored in _STEPS:
         png.info["transparency"] = key * _STEPS[stored]
     elif isinstance(key, tuple) and stored == "RGB;16B":

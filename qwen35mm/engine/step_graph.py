@@ -113,7 +113,7 @@ class StepGraph:
             part.enter(left)
             run(part)
             left = part.out
-        self._token_ids = left[0]
+        (self._token_ids,) = self._parts[-1].out
 
     def _work(self) -> Iterator[tuple[torch.device, Callable[..., Tensors]]]:
         """The step in its order, with the devices."""

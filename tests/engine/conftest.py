@@ -10,7 +10,8 @@ from PIL import Image as PILImage
 
 from qwen35mm.contract import Message, Part, SamplingParams
 from qwen35mm.engine import Request, grammar, grammar_check
-from qwen35mm.model import Batch, LoadedModel, Qwen35Model
+from qwen35mm.model import LoadedModel
+from qwen35mm.model.decoder_layer import DecoderLayer
 from qwen35mm.prompt.segments import DEFAULT_MIN_SEGMENT
 from tests.engine.exact import DENSE, Chat, chat_model, picture
 
@@ -22,14 +23,15 @@ def noise(seed: int) -> PILImage.Image:
     return picture(seed, (90, 120))
 
 
-def failing_in(phase: str, error: Exception) -> Callable[[Qwen35Model, Batch], Iterator[torch.Tensor | None]]:
-    """A model's `by_layers` that fails in "prefill" or in "decode"."""
-    by_layers = Qwen35Model.by_layers
+def failing_in(phase: str, error: Exception) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """A decoder layer's `forward` that fails in "prefill" or in "decode"."""
+    forward = DecoderLayer.forward
 
-    def fail(self: Qwen35Model, batch: Batch) -> Iterator[torch.Tensor | None]:
+    def fail(self: DecoderLayer, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        *_, batch = args
         if batch.is_prefill == (phase == "prefill"):
             raise error
-        return by_layers(self, batch)
+        return forward(self, *args)
 
     return fail
 

@@ -21,6 +21,7 @@ from qwen35mm.engine.decoder import Decoder
 from qwen35mm.errors import ConfigError, ContextTooLongError, EngineError, QueueFullError
 from qwen35mm.model import LoadedModel
 from qwen35mm.model.decoder import Qwen35Model
+from qwen35mm.model.decoder_layer import DecoderLayer
 from tests.engine.conftest import MakeRequest, failing_in, noise
 from tests.engine.exact import never_saying, run
 
@@ -317,7 +318,7 @@ def test_a_failing_model_ends_its_request_and_nothing_else(
     engine.add(first)
     engine.add(second)
     with monkeypatch.context() as patch:
-        patch.setattr(Qwen35Model, "by_layers", failing_in(phase, error))
+        patch.setattr(DecoderLayer, "forward", failing_in(phase, error))
         outputs: list[StepOutput] = []
         while not any(isinstance(output.event, EngineError) for output in outputs):
             outputs += engine.step()

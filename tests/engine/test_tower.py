@@ -146,7 +146,8 @@ LATE = [False] * (RUNS_BEFORE - 1) + [True] * 2
 
 
 def test_what_decides_a_graph_has_one_of_its_own(kinds: Kinds, captured: list[str]) -> None:
-    for how in ({}, {"width": 30}, {"frames": 2}, {"adapters": ((3, None),)}):
+    others: list[dict[str, Any]] = [{}, {"width": 30}, {"frames": 2}, {"adapters": ((3, None),)}]
+    for how in others:
         assert kinds.see(32, times=len(LATE), **how) == LATE
     assert captured == ["captured"] * 4
 

@@ -121,12 +121,12 @@ def encode_sound(container: str = "mp4", codec: str = "aac") -> bytes:
     return file.getvalue()
 
 
-def with_sound(video: bytes, seconds: float, container: str, codec: str = "pcm_s16le") -> bytes:
+def with_sound(video: bytes, seconds: float, container: str) -> bytes:
     """The video with silence beside it."""
     file = io.BytesIO()
     with av.open(io.BytesIO(video)) as source, av.open(file, "w", format=container) as target:
         stream = target.add_stream_from_template(source.streams.video[0])
-        sound = target.add_stream(codec, rate=8000, layout="mono")
+        sound = target.add_stream("pcm_s16le", rate=8000, layout="mono")
         packets = []
         for start in range(0, int(seconds * 8000), 1024):
             frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.int16), format="s16", layout="mono")

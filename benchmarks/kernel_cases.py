@@ -245,6 +245,18 @@ class Cases:
         )
         return self._expert_case("integer_experts", num_tokens, gate_up, down, formats=((bits, 32), (bits, 32)))
 
+    def fp8_experts(self, num_tokens: int) -> Case:
+        """In blocks of 128 x 128, as checkpoints have them. The shared expert's product is another."""
+        count, hidden, width = self._experts()
+        gate_up, down = (
+            (
+                self._randn(count, rows, depth).to(torch.float8_e4m3fn),
+                torch.rand(count, -(-rows // 128), -(-depth // 128), device=self.device) * depth**-0.5,
+            )
+            for rows, depth in ((2 * width, hidden), (hidden, width))
+        )
+        return self._expert_case("fp8_experts", num_tokens, gate_up, down)
+
     def _experts(self) -> tuple[int, int, int]:
         """Number of experts with the shared one, hidden size and width."""
         assert self.shapes.experts is not None
@@ -267,7 +279,7 @@ class Cases:
         used = count if self.device == "meta" else len(chosen.unique())
         moved = used * num_bytes(*(part[0] for part in (*gate_up, *down))) + 2 * num_bytes(x)
         flops = 6 * num_tokens * (routed_k + 1) * width * hidden
-        matrices = (gate_up, down) if options else (gate_up[0], down[0])
+        matrices = (gate_up[0], down[0]) if operation == "moe_experts" else (gate_up, down)
         size = f"int{options['formats'][0][0]} N={num_tokens}" if options else f"N={num_tokens}"
         return self._case(operation, (x, *matrices, chosen, weights), size, moved, flops, **options)
 

@@ -47,7 +47,7 @@ HEAD_START_CYCLES = 1 << 20
 MAX_HEAD_START_CYCLES = 1 << 30
 
 _NORMS = ("causal_conv1d", "gated_rms_norm", "add_rms_norm", "swiglu")
-_PRODUCTS = ("moe_experts", "integer_experts", "fp8_linear", "integer_linear")
+_PRODUCTS = ("moe_experts", "integer_experts", "fp8_experts", "fp8_linear", "integer_linear")
 PREFILL = ("gated_delta_prefill", *_NORMS, "paged_attention_prefill", *_PRODUCTS)
 DECODE = ("gdn_decode_step", "paged_attention_decode", *_PRODUCTS, "norm_linear")
 
@@ -253,6 +253,7 @@ def cases_of(made: Cases, lengths: Sequence[int], batches: Sequence[int], only: 
             known = {
                 "moe_experts": has_experts,
                 "integer_experts": has_experts,
+                "fp8_experts": has_experts and has_fp8,
                 "fp8_linear": has_fp8,
                 "norm_linear": size <= NORMED_ROWS,
             }

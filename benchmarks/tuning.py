@@ -131,7 +131,9 @@ SPACES: Mapping[str, Space] = {
         None,
         lambda b, _, warps: 32 <= _each(b["BLOCK_N"] * b["GROUPS"] * 128, warps) <= 64,
     ),
-    "fp8_tiles": Space({"BLOCK_N": (32, 64, 128)}, (4, 8), (3, 4, 5), _fp8_tiles),
+    **dict.fromkeys(
+        ("fp8_tiles", "fp8_gate_up", "fp8_down"), Space({"BLOCK_N": (32, 64, 128)}, (4, 8), (3, 4, 5), _fp8_tiles)
+    ),
     # Four words per thread: otherwise every step moves x through shared memory.
     "integer_vector": Space(
         {"BLOCK_N": (4, 8), "WORDS": (128, 256, 512)}, (1, 2, 4), None, lambda b, _, warps: b["WORDS"] == 128 * warps
@@ -206,6 +208,9 @@ OPERATIONS: Mapping[str, Operation] = {
         ("integer_gate_up", "integer_down", "moe_combine"),
         [(tokens, bits) for tokens in (1, 8, 512, 4096) for bits in (4, 8)],
         models="mixtures",
+    ),
+    "fp8_experts": Operation(
+        ("fp8_gate_up", "fp8_down", "moe_combine"), _sizes(1, 8, 64, 512, 2048, 8192), models="mixtures"
     ),
     "fp8_linear": Operation(("fp8_vectors", "fp8_tiles"), _sizes(1, 4, 16, 64, 512, 2048)),
     "integer_linear": Operation(

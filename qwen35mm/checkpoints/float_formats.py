@@ -67,11 +67,11 @@ class Fp8(Format):
         block = self.block if self._is_in_blocks(shape, scale) else None
         if block is not None and block[0] != 1:
             return Blocks(GROUP) if block == (GROUP, GROUP) else None
-        num_groups = max(1, math.prod(scale) // shape[0])
+        num_groups = max(1, math.prod(scale) // math.prod(shape[:-1]))
         if num_groups == 1:
             return Blocks(1, True)
-        width = shape[1] / num_groups if block is None else block[1]
-        return Blocks(1) if width == GROUP and shape[1] % GROUP == 0 else None
+        width = shape[-1] / num_groups if block is None else block[1]
+        return Blocks(1) if width == GROUP and shape[-1] % GROUP == 0 else None
 
     def _is_in_blocks(self, shape: tuple[int, ...], scale: tuple[int, ...]) -> bool:
         """Whether there is a scale for each block; the last ones of a row or column may be narrower."""

@@ -222,15 +222,14 @@ class QuantisedSource(Source):
 
     @property
     def groups(self) -> Groups | Blocks | None:
-        has_groups = len(self.shape) == 2 and INPUT_SCALE not in self.stored
-        return self.format.groups(self.stored, self.shape) if has_groups else None
+        return None if INPUT_SCALE in self.stored else self.format.groups(self.stored, self.shape)
 
     def grouped_rows(self) -> Iterator[GroupedRows]:
         groups, found, width = self.groups, self.read(), self.shape[-1]
         assert groups is not None
-        at_once = max(1, _VALUES_AT_ONCE // width)
-        for start in range(0, self.shape[0], at_once):
-            stop = min(start + at_once, self.shape[0])
+        num_rows, at_once = prod(self.shape[:-1]), max(1, _VALUES_AT_ONCE // width)
+        for start in range(0, num_rows, at_once):
+            stop = min(start + at_once, num_rows)
             if isinstance(groups, Blocks):
                 if not bool(found.rows(start, stop).isfinite().all()):
                     raise damaged(self.name, self.stored, "holds values that are not finite")

@@ -13,6 +13,7 @@ from qwen35mm.model.layers import Linear, Unnormed
 from qwen35mm.model.weight_formats import (
     CardWeight,
     Factory,
+    Fp8Weight,
     PlainWeight,
     StackedWeight,
     StoredWeight,
@@ -77,6 +78,8 @@ class Experts(nn.Module):
             formats = tuple((each.groups.bits, each.groups.width) for each in (gate_up, down))
             gate_ups, downs = (tuple(self._by_expert(each, part) for part in each.stacked) for each in (gate_up, down))
             return self.ops.integer_experts(x, gate_ups, downs, chosen, weights, formats=formats)
+        if isinstance(gate_up, Fp8Weight) and isinstance(down, Fp8Weight):
+            return self.ops.fp8_experts(x, self._fp8_by_expert(gate_up), self._fp8_by_expert(down), chosen, weights)
         if isinstance(gate_up, PlainWeight) and isinstance(down, PlainWeight):
             floats = self._by_expert(gate_up, gate_up.stacked), self._by_expert(down, down.stacked)
             return self.ops.moe_experts(x, *floats, chosen, weights)
@@ -88,6 +91,11 @@ class Experts(nn.Module):
     def _by_expert(self, weight: Weight, rows: torch.Tensor) -> torch.Tensor:
         """[experts * out, ...] -> [experts, out, ...]."""
         return rows.view(-1, weight.out_features // self.num_experts, rows.shape[1])
+
+    def _fp8_by_expert(self, weight: Fp8Weight) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and scales of each expert, whose rows fill whole blocks."""
+        scales = weight.scales.view(self.num_experts, -1, weight.scales.shape[1])
+        return self._by_expert(weight, weight.values), scales
 
 
 def _are_grouped(device: torch.device) -> bool:

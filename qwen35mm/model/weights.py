@@ -219,16 +219,14 @@ def held_formats(
 
 
 def _uneven_experts(stored: Mapping[str, object], held: Mapping[str, Groups | Blocks]) -> frozenset[str]:
-    """Layers whose experts become floats: a card multiplies all of a layer's at once, which takes one format of
-    integers for gates and ups and one for downs."""
+    """Layers whose experts become floats: a card multiplies all of a layer's at once, which takes one format for gates
+    and ups and one for downs."""
     formats: dict[tuple[str, bool], set[Groups | Blocks | None]] = defaultdict(set)
     for name in stored:
         layer, mark, rest = name.partition(_EXPERTS)
         if mark:
             formats[layer, "down" in rest].add(held.get(name))
-    return frozenset(
-        layer for (layer, _), kinds in formats.items() if len(kinds) > 1 or not isinstance(next(iter(kinds)), Groups)
-    )
+    return frozenset(layer for (layer, _), kinds in formats.items() if len(kinds) > 1 or None in kinds)
 
 
 def weights_bytes(
@@ -439,7 +437,9 @@ def _lay_out(model: Qwen35Model, targets: Sequence[Target], stored: Mapping[str,
                 is_whole = count == stop - start
                 groups = formats.get(target.name) if is_whole else None
                 held |= {target.name} if groups else set()
-                runs.append((count, groups))
+                # Blocks of rows begin anew with each of a stack's matrices.
+                num_matrices = target.shape[0] if is_whole and len(target.shape) == 3 else 1
+                runs += [(count // num_matrices, groups)] * num_matrices
             weight.lay_out(runs)
     return held
 

@@ -37,6 +37,7 @@ SMALL_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "paged_attention_prefill": ((70, 128),),
     "moe_experts": ((3,), (5,), (97,)),
     "integer_experts": ((3, 4), (97, 8)),
+    "fp8_experts": ((3,), (97,)),
     "fp8_linear": ((2,), (5,)),
     "integer_linear": ((1, 4), (5, 4)),
     "norm_linear": ((1,), (3,), (3, True)),

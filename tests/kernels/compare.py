@@ -25,6 +25,7 @@ LENGTHS_AND_DTYPES = (
 )
 # What compiled libraries leave to torch.
 UNCOMPILED = (
+    "fp8_experts",
     "fp8_linear",
     "integer_experts",
     "integer_linear",

@@ -124,6 +124,33 @@ def test_what_floats_hold_is_multiplied_exactly(
     assert torch.equal(found.double(), x.double() @ weight.T)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [3, 20])
+@pytest.mark.parametrize("kind", FORMATS[:3], ids=str)
+def test_a_sum_in_parts(
+    kind: tuple[int, int, bool], num_rows: int, dtype: torch.dtype, triton_backend: Backend
+) -> None:
+    """Five parts, the last shorter than the others and with a rest; into columns of another tensor, too. A row has the
+    same bits among others."""
+    arguments, how = make(num_rows, 24, 1240, dtype, kind)
+    out = torch.full((num_rows, 70), 7.0, dtype=dtype)[:, 10:34]
+    found = triton_backend.check("integer_linear", *arguments[:4], out, limit=limit(dtype), **how)
+    x, *matrix = arguments[:4]
+    form = slice(1, 3) if num_rows == 3 else slice(2, 19)
+    assert torch.equal(triton_backend.run("integer_linear", x[form], *matrix, **how), found[form])
+
+
+def test_sums_are_cut_where_programs_are_few() -> None:
+    """By the shape alone. 0.8B's out_proj and down_proj, 9B's; not what has columns enough, or turns too few."""
+    pytest.importorskip("triton", reason="Triton has no package for this platform")
+    from qwen35mm_kernels.gpu.integers import columns_of_a_part
+
+    cut = {(1024, 2048): 256, (1024, 3584): 512, (4096, 4096): 1024, (4096, 12288): 3072, (5120, 17408): 5888}
+    whole = {(8192, 1024): 1024, (5120, 1024): 1024, (24576, 4096): 4096, (2048, 512): 512, (248320, 1024): 1024}
+    for shape, span in (cut | whole).items():
+        assert columns_of_a_part(*shape) == span, shape
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_packing_and_back_is_what_the_reference_reads(bits: int) -> None:
     codes = torch.randint(-128, 128, (5, 72)).to(torch.int8) if bits == 8 else torch.randint(0, 16, (5, 72)).char()

@@ -13,11 +13,11 @@ from accelerate.utils import compute_module_sizes
 from safetensors.torch import load_file, save_file
 
 from qwen35mm.checkpoints.quantised import read_checkpoint
-from qwen35mm.config import ModelConfig
+from qwen35mm.config import ModelConfig, MoEConfig
 from qwen35mm.engine import Engine
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.errors import CheckpointError, ConfigError
-from qwen35mm.model import Qwen35Model, load
+from qwen35mm.model import Qwen35Model, load, mlp, weight_formats
 from qwen35mm.model import weights as loading
 from qwen35mm.model.devices import DeviceMap, DeviceRequest
 from qwen35mm.model.load import choose_integers
@@ -53,6 +53,13 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """This processor passes for a card that multiplies eight-bit floats."""
     monkeypatch.setattr(loading, "multiplies_fp8", lambda device: True)
     monkeypatch.setattr(loading, "find_library", lambda: None)
+
+
+@pytest.fixture
+def one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's experts lie as they do on a card."""
+    monkeypatch.setattr(mlp, "_are_grouped", lambda device: True)
+    monkeypatch.setattr(weight_formats, "find_library", lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +122,9 @@ def test_matrices_are_held_as_they_are_stored(
         assert torch.equal(weight.rows(index), theirs[name].rows(index)), name
     parts = [part for weight in held.modules() if isinstance(weight, StoredWeight) for part in weight.parts]
     assert any(isinstance(part, Fp8Weight) for part in parts)
-    # The experts of a layer are one product on a card, which is bfloat16's.
     stored = read_checkpoint(folder, ModelConfig.from_pretrained(folder).quantization)
-    expected = [name for name, x in stored.items() if x.kind == "FP8" and ".mlp.experts." not in name]
     assert told
-    assert int(told[1]) == len(expected)
+    assert int(told[1]) == sum(x.kind == "FP8" for x in stored.values())
     # Matrices are tiny: blocks that none fills whole, and padding, cost a little more than their share.
     told_bytes = weights_bytes(stored, BFLOAT16, FP8)
     assert told_bytes <= loaded_bytes(held) < 1.05 * told_bytes
@@ -153,6 +158,57 @@ def test_the_interpreted_kernels_give_the_same_model(folders: dict[str, Path], m
             monkeypatch.setattr(weight, "ops", gpu)
     for piece, logits in zip(pieces, expected, strict=True):
         assert relative_error(logits_of(model, piece), logits) < 1e-2
+
+
+@pytest.mark.usefixtures("card", "one_product")
+@pytest.mark.parametrize("kind", ["each", "stacked", "uneven"])
+def test_a_layers_experts_are_one_product_on_a_card(kind: str, tiny: TinyCheckpoints, tmp_path: Path) -> None:
+    """Each with tensors of its own, or all as one. One that stayed a float makes its layer's experts floats."""
+    folder = tmp_path / "model"
+    write_fp8(tiny.folder(MOE), folder, 128, stacked=kind == "stacked")
+    if kind == "uneven":
+        tensors = load_file(folder / "model.safetensors")
+        (name,) = (name for name in tensors if name.endswith(".layers.0.mlp.experts.1.down_proj.weight"))
+        tensors[name] = tensors[name].float() * tensors.pop(f"{name}_scale_inv")
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    held, plain = loaded(folder), loaded(folder, "bf16")
+    stored = read_checkpoint(folder, ModelConfig.from_pretrained(folder).quantization)
+    told = weights_bytes(stored, BFLOAT16, FP8)
+    assert told <= loaded_bytes(held) < 1.1 * told
+    x = torch.randn(7, held.config.text.hidden_size, generator=torch.Generator().manual_seed(3)).bfloat16()
+    for index in range(len(held.layers)):
+        ours, theirs = (model.get_submodule(f"layers.{index}.mlp") for model in (held, plain))
+        kept = ours.get_submodule("experts.gate_up_proj.0")
+        assert isinstance(kept, PlainWeight if kind == "uneven" and index == 0 else Fp8Weight)
+        # The shared expert is FP8 in any case.
+        assert 1e-3 < relative_error(ours(x), theirs(x)) < 0.06
+
+
+@pytest.mark.usefixtures("one_product")
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_experts_that_fill_blocks_keep_their_scales(is_whole: bool) -> None:
+    """A stack's matrices begin blocks of their own; two fill one together only where gate and up do."""
+    hidden, config = 128 if is_whole else 200, MoEConfig(3, 2, 64, 64)
+    ours, theirs = (
+        mlp.Experts(hidden, config, Factory(BFLOAT16, torch.device("cpu"), format), None) for format in (FP8, None)
+    )
+    for weight, plain in ((ours.gate_up_proj, theirs.gate_up_proj), (ours.down_proj, theirs.down_proj)):
+        assert isinstance(weight, StoredWeight)
+        each = weight.out_features // 3
+        weight.lay_out([(each, Blocks(128))] * 3)
+        (part,) = weight.parts
+        assert isinstance(part, Fp8Weight)
+        assert part.blocks.rows == (128 if each % 128 == 0 else 1)
+        for expert in range(3):
+            codes = torch.randn(each, weight.in_features).to(torch.float8_e4m3fn)
+            blocks = (torch.rand(-(-each // 128), -(-weight.in_features // 128)) + 0.1) / weight.in_features**0.5
+            scales = blocks.repeat_interleave(128, 0)[:each]
+            part.fill(expert * each, GroupedRows(codes, scales))
+            spread = scales.repeat_interleave(128, 1)[:, : weight.in_features]
+            plain.fill(expert * each, (codes.float() * spread).bfloat16())
+    x = torch.randn(9, hidden).bfloat16()
+    chosen, weights = torch.tensor([[0, 2]]).expand(9, 2), torch.rand(9, 2).bfloat16()
+    assert 1e-3 < relative_error(ours(x, chosen, weights), theirs(x, chosen, weights)) < 0.06
 
 
 @pytest.mark.usefixtures("card")

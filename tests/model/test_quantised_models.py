@@ -55,12 +55,16 @@ def fp8(matrix: torch.Tensor, block: int = BLOCK) -> tuple[torch.Tensor, torch.T
     return codes.to(torch.float8_e4m3fn).contiguous(), scales
 
 
-def write_fp8(source: Path, folder: Path, block: int = BLOCK) -> dict[str, Any]:
-    """A checkpoint as Qwen publishes those in FP8; returns its quantization_config."""
+def write_fp8(source: Path, folder: Path, block: int = BLOCK, *, stacked: bool = False) -> dict[str, Any]:
+    """A checkpoint as Qwen publishes those in FP8; returns its quantization_config.
+
+    Args:
+        stacked: whether a layer's experts stay one tensor.
+    """
     shutil.copytree(source, folder)
     tensors: Tensors = {}
     for name, x in load_file(source / "model.safetensors").items():
-        if ".mlp.experts." in name and x.ndim == 3:
+        if ".mlp.experts." in name and x.ndim == 3 and not stacked:
             for expert, matrix in enumerate(x):
                 prefix = name.replace("gate_up_proj", "").replace("down_proj", "") + f"{expert}."
                 halves = matrix.chunk(2) if "gate_up" in name else [matrix]

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 
+from qwen35mm_kernels.cpu.fp8 import fp8_linear
 from qwen35mm_kernels.cpu.quantise import integer_linear
 from qwen35mm_kernels.cpu.swiglu import swiglu
 
@@ -49,6 +50,23 @@ def integer_experts(
         for matrices, how in zip((gate_up, down), formats, strict=True)
     )
     return moe_experts_by(linear, swiglu, x, gate_ups, downs, chosen, weights)
+
+
+def fp8_experts(
+    x: torch.Tensor,
+    gate_up: tuple[torch.Tensor, torch.Tensor],
+    down: tuple[torch.Tensor, torch.Tensor],
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    def linear(rows: torch.Tensor, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return fp8_linear(rows.float(), *parts)
+
+    def activation(gate_up: torch.Tensor) -> torch.Tensor:
+        return swiglu(gate_up).to(x.dtype)
+
+    gate_ups, downs = (list(zip(*parts, strict=True)) for parts in (gate_up, down))
+    return moe_experts_by(linear, activation, x, gate_ups, downs, chosen, weights)
 
 
 def moe_experts_by(

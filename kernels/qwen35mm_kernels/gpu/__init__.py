@@ -14,6 +14,7 @@ from qwen35mm_kernels.gpu.gdn_prefill import gated_delta_prefill
 from qwen35mm_kernels.gpu.gdn_step import gdn_decode_step
 from qwen35mm_kernels.gpu.integers import integer_linear
 from qwen35mm_kernels.gpu.moe import moe_experts, moe_route
+from qwen35mm_kernels.gpu.moe_fp8 import fp8_experts
 from qwen35mm_kernels.gpu.moe_integers import integer_experts
 from qwen35mm_kernels.gpu.norm import add_rms_norm, gated_rms_norm, rms_norm
 from qwen35mm_kernels.gpu.normed import norm_linear
@@ -26,6 +27,7 @@ __all__ = [
     "add_rms_norm",
     "apply_partial_rope",
     "causal_conv1d",
+    "fp8_experts",
     "fp8_linear",
     "gated_delta_prefill",
     "gated_rms_norm",

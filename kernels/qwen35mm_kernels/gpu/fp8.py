@@ -84,22 +84,27 @@ def _vectors_kernel(
     tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _tiles_kernel(
-    codes_ptr, code_scales_ptr, values_ptr, scales_ptr, out_ptr, num_rows, stride_values, stride_scale, stride_group,
-    stride_out, WIDTH: tl.constexpr, DEPTH: tl.constexpr, ROWS_OF_SCALE: tl.constexpr, GROUP: tl.constexpr,
+@triton.jit
+def products(
+    codes_ptr, code_scales_ptr, values_ptr, scales_ptr, rows, matrix_rows, first, second, is_row, is_column,
+    stride_values, stride_scale, stride_group, DEPTH: tl.constexpr, ROWS_OF_SCALE: tl.constexpr, GROUP: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Consecutive programs share their weights."""
+    """BLOCK_M rounded rows of x times BLOCK_N rows of a matrix, float32 [BLOCK_M, BLOCK_N].
+
+    rows, matrix_rows: of x and of the matrix, int64; is_row, is_column: which of them there are.
+
+    first, second: where blocks of rows share a scale, rows of the matrix that have the scale of all others in even and
+    in odd eights. One load in place of one for each row.
+    """
     num_groups: tl.constexpr = (DEPTH + GROUP - 1) // GROUP
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, GROUP)
-    is_row, is_column = rows < num_rows, columns < WIDTH
-    code_ptrs = codes_ptr + rows.to(tl.int64)[:, None] * DEPTH + depth[None, :]
-    weight_ptrs = values_ptr + columns.to(tl.int64)[None, :] * stride_values + depth[:, None]
-    code_scale_ptrs = code_scales_ptr + rows.to(tl.int64) * num_groups
-    scale_ptrs = scales_ptr + (columns // ROWS_OF_SCALE) * stride_scale
+    code_ptrs = codes_ptr + rows[:, None] * DEPTH + depth[None, :]
+    weight_ptrs = values_ptr + matrix_rows[None, :] * stride_values + depth[:, None]
+    code_scale_ptrs = code_scales_ptr + rows * num_groups
+    scale_ptrs = scales_ptr + matrix_rows * stride_scale
+    first_ptr = scales_ptr + first // ROWS_OF_SCALE * stride_scale
+    second_ptr = scales_ptr + second // ROWS_OF_SCALE * stride_scale
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for group in range(num_groups):
         code_mask, mask = is_row[:, None], is_column[None, :]
@@ -109,9 +114,37 @@ def _tiles_kernel(
         code = tl.load(code_ptrs + group * GROUP, mask=code_mask, other=0.0)
         weight = tl.load(weight_ptrs + group * GROUP, mask=mask, other=0.0)
         of_row = tl.load(code_scale_ptrs + group, mask=is_row, other=0.0)
-        scale = tl.load(scale_ptrs + group * stride_group, mask=is_column, other=0.0)
-        total += dot(code, weight, None, PRECISION) * (of_row[:, None] * scale[None, :])
-    out_ptrs = out_ptr + rows.to(tl.int64)[:, None] * stride_out + columns[None, :]
+        if ROWS_OF_SCALE == 1:
+            scale = tl.load(scale_ptrs + group * stride_group, mask=is_column, other=0.0)
+        else:
+            is_first = tl.arange(0, BLOCK_N) // 8 % 2 == 0
+            both = tl.load(first_ptr + group * stride_group), tl.load(second_ptr + group * stride_group)
+            scale = tl.where(is_first, both[0], both[1])
+        if BLOCK_M < 64:
+            # A Hopper card's matrix units take 64 rows: those of the matrix.
+            sums = tl.trans(dot(tl.trans(weight), tl.trans(code), None, PRECISION))
+        else:
+            sums = dot(code, weight, None, PRECISION)
+        total += sums * (of_row[:, None] * scale[None, :])
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _tiles_kernel(
+    codes_ptr, code_scales_ptr, values_ptr, scales_ptr, out_ptr, num_rows, stride_values, stride_scale, stride_group,
+    stride_out, WIDTH: tl.constexpr, DEPTH: tl.constexpr, ROWS_OF_SCALE: tl.constexpr, GROUP: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Consecutive programs share their weights."""
+    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    first = tl.program_id(1) * BLOCK_N
+    columns = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
+    is_row, is_column = rows < num_rows, columns < WIDTH
+    total = products(
+        codes_ptr, code_scales_ptr, values_ptr, scales_ptr, rows, columns, first, first, is_row, is_column,
+        stride_values, stride_scale, stride_group, DEPTH, ROWS_OF_SCALE, GROUP, PRECISION, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    out_ptrs = out_ptr + rows[:, None] * stride_out + columns[None, :]
     tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
@@ -155,7 +188,14 @@ def fp8_linear(
         launch(_vectors_kernel, grid, *arguments, *strides, config=config, ROWS=rows, **constants)
         return out
     block_m = 16 if num_rows <= 16 else 64 if num_rows <= 256 else 128
-    config = config_for("fp8_tiles", x.device, f"M{block_m}_{shape}", _TILES[block_m])
+    default = with_scales(_TILES[block_m], constants["ROWS_OF_SCALE"])
+    config = config_for("fp8_tiles", x.device, f"M{block_m}_{shape}", default)
     grid = cdiv(num_rows, block_m), cdiv(num_out, config.blocks["BLOCK_N"])
     launch(_tiles_kernel, grid, *arguments, *strides, config=config, BLOCK_M=block_m, PRECISION="tf32", **constants)
     return out
+
+
+def with_scales(config: Config, rows_of_scale: int) -> Config:
+    """The configuration, with at most 64 columns where each has a scale of its own, which takes registers."""
+    blocks = {"BLOCK_N": min(config.blocks["BLOCK_N"], 64 if rows_of_scale == 1 else GROUP)}
+    return Config(blocks, config.num_warps, config.num_stages)

@@ -2,9 +2,10 @@
 
 One row uses a matrix-vector kernel, which converts integers to floats in registers. Several rows use the matrix units,
 converting a tile of weights at a time to x's dtype: weights are their first operand, which Hopper takes from registers,
-so that no weight goes through shared memory once more. For more rows than a tile has, that would convert weights
-repeatedly. So weights are converted once, a slice of the matrix at a time, and multiplied by cuBLAS. A row's bits
-depend on the number of rows, which selects the kernel, but not on the other rows' values.
+so that no weight goes through shared memory once more. Few columns of out give few programs, so their sums are cut into
+parts, which a second kernel adds in order. For more rows than a tile has, tiles would convert weights repeatedly. So
+weights are converted once, a slice of the matrix at a time, and multiplied by cuBLAS. A row's bits depend on the number
+of rows, which selects the kernel, but not on the other rows' values.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _UNPACKED = Config({"BLOCK_N": 16, "BLOCK_K": 256}, 4, 1)
 _SLICE = 2**24
 # So many columns a multiprocessor count as few.
 _FEW_COLUMNS = 64
+# Parts of a sum: by turns of so many columns of x, for programs of so many columns of out. At most so many parts and
+# programs; and so many turns fewer must be worth a second launch. Parts decide bits: no card's own numbers are here.
+_TURN, _COLUMNS, _MAX_PARTS, _PROGRAMS, _WORTH = 128, 64, 8, 256, 8
 
 
 @triton.jit
@@ -112,7 +116,7 @@ def _vector_kernel(
 
 
 @triton.jit
-def tile(
+def _tile(
     words_ptr, scales_ptr, minima_ptr, word_rows, scale_rows, is_row, first, DEPTH: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -152,32 +156,74 @@ def tile(
     return tl.reshape(weight, (BLOCK_N, BLOCK_K))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _tiles_kernel(
-    x_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, num_rows, stride_words, stride_scale, stride_x, stride_out,
-    WIDTH: tl.constexpr, DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
-    BIAS: tl.constexpr, SHARED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+@triton.jit
+def products(
+    x_ptr, words_ptr, scales_ptr, minima_ptr, x_rows, word_rows, scale_rows, is_row, is_column, begin, end,
+    DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr, BIAS: tl.constexpr,
+    SHARED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows and BLOCK_N columns of out [N, WIDTH]. Consecutive programs share their weights."""
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    depth, is_row, is_column = tl.arange(0, BLOCK_K), rows < num_rows, columns < WIDTH
-    word_rows, scale_rows = columns.to(tl.int64) * stride_words, columns.to(tl.int64) * stride_scale
-    x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * stride_x + depth[:, None]
+    """BLOCK_N rows of a matrix times BLOCK_M rows of x, float32 [BLOCK_N, BLOCK_M], over columns `begin` to `end`.
+
+    x_rows, word_rows, scale_rows: where rows of x and of the matrix begin, int64.
+
+    is_row, is_column: which rows of x and of the matrix there are.
+    """
+    depth = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + x_rows[None, :] + depth[:, None]
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for first in range(0, DEPTH, BLOCK_K):
+    for first in range(begin, end, BLOCK_K):
         x_mask = is_row[None, :]
         if DEPTH % BLOCK_K != 0:
             x_mask &= (first + depth < DEPTH)[:, None]
         x = tl.load(x_ptrs + first, mask=x_mask, other=0.0)
-        weight = tile(
+        weight = _tile(
             words_ptr, scales_ptr, minima_ptr, word_rows, scale_rows, is_column, first,
             DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         total = dot(round_to(weight, x.dtype), x, total, PRECISION)
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _tiles_kernel(
+    x_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, num_rows, stride_words, stride_scale, stride_x, stride_out,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    BIAS: tl.constexpr, SHARED: tl.constexpr, SPAN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Up to BLOCK_M rows and BLOCK_N columns of out [N, WIDTH].
+
+    SPAN: columns of x in a part of the sum; below DEPTH out is [parts, N, WIDTH], dense.
+    """
+    begin, end = 0, DEPTH
+    if SPAN < DEPTH:
+        begin = tl.program_id(0) * SPAN
+        end = tl.minimum(begin + SPAN, DEPTH)
+        out_ptr += tl.program_id(0) * num_rows * WIDTH
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row, is_column = rows < num_rows, columns < WIDTH
+    x_rows = rows.to(tl.int64) * stride_x
+    word_rows, scale_rows = columns.to(tl.int64) * stride_words, columns.to(tl.int64) * stride_scale
+    total = products(
+        x_ptr, words_ptr, scales_ptr, minima_ptr, x_rows, word_rows, scale_rows, is_row, is_column, begin, end,
+        DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     out_ptrs = out_ptr + rows.to(tl.int64)[None, :] * stride_out + columns[:, None]
     tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=is_row[None, :] & is_column[:, None])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _sum_kernel(
+    parts_ptr, out_ptr, num_rows, stride_out, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One row, BLOCK columns: the sum of parts [PARTS, N, WIDTH] in their order, dense."""
+    row, columns = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in tl.static_range(PARTS):  # pyright: ignore
+        total += tl.load(parts_ptr + (part * num_rows + row) * WIDTH + columns, mask=columns < WIDTH, other=0.0)
+    out_ptrs = out_ptr + row.to(tl.int64) * stride_out + columns
+    tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=columns < WIDTH)
 
 
 @triton.jit
@@ -189,7 +235,7 @@ def _unpacked_kernel(
     """BLOCK_N rows and BLOCK_K columns of the matrix [WIDTH, DEPTH] in its dtype."""
     columns, first = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_K
     word_rows, scale_rows = columns.to(tl.int64) * stride_words, columns.to(tl.int64) * stride_scale
-    weight = tile(
+    weight = _tile(
         words_ptr, scales_ptr, minima_ptr, word_rows, scale_rows, columns < WIDTH, first,
         DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, BLOCK_N, BLOCK_K,
     )  # fmt: skip
@@ -209,7 +255,7 @@ def integer_linear(
     bits: int,
     width: int,
 ) -> torch.Tensor:
-    """One launch for up to 64 rows; for more, one launch and one product for each slice of up to 2^24 weights.
+    """One launch for up to 64 rows, or two; for more, one and a product for each slice of up to 2^24 weights.
 
     The last dimension of x, words, scales, minima and out must be dense.
     """
@@ -248,12 +294,26 @@ def integer_linear(
     is_wide = num_out > _FEW_COLUMNS * num_multiprocessors(x.device)
     default = halved(_TILES[form][is_wide], x.dtype)
     config = config_for("integer_tiles", x.device, f"M{form}_{shape}", default)
-    grid = 1, cdiv(num_out, config.blocks["BLOCK_N"])
     constants["SHARED"] = neighbours(width, config)
     constants["PRECISION"] = "ieee" if x.dtype == torch.float32 else "tf32"
-    sizes = num_rows, *strides, x.stride(0), out.stride(0)
-    launch(_tiles_kernel, grid, *arguments, *sizes, config=config, BLOCK_M=form, **constants)
+    constants["SPAN"] = span = columns_of_a_part(num_out, depth)
+    num_parts = cdiv(depth, span)
+    sums = out if num_parts == 1 else x.new_empty(num_parts, num_rows, num_out, dtype=torch.float32)
+    grid = num_parts, cdiv(num_out, config.blocks["BLOCK_N"])
+    sizes = num_rows, *strides, x.stride(0), sums.stride(-2)
+    launch(_tiles_kernel, grid, *arguments[:4], sums, *sizes, config=config, BLOCK_M=form, **constants)
+    if num_parts > 1:
+        grid = num_rows, cdiv(num_out, 512)
+        how = {"WIDTH": num_out, "PARTS": num_parts, "BLOCK": 512}
+        launch(_sum_kernel, grid, sums, out, num_rows, out.stride(0), config=Config(num_warps=4), **how)
     return out
+
+
+def columns_of_a_part(num_out: int, depth: int) -> int:
+    """Columns of x in a part of a tile's sum, a multiple of a turn's; `depth` where the sum stays whole."""
+    turns = cdiv(depth, _TURN)
+    fewer = cdiv(turns, max(1, min(_MAX_PARTS, _PROGRAMS // cdiv(num_out, _COLUMNS))))
+    return fewer * _TURN if turns - fewer >= _WORTH else depth
 
 
 def constants_of(

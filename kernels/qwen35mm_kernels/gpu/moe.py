@@ -128,7 +128,7 @@ def _group_kernel(
 
 
 @triton.jit
-def grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M: tl.constexpr):
+def _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M: tl.constexpr):
     """A tile of `_group_kernel`: its expert, its pairs [BLOCK_M] and which of them exist."""
     offsets = tl.arange(0, BLOCK_M)
     expert = tl.load(tiles_ptr + tile * 3)
@@ -138,7 +138,7 @@ def grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def direct_rows(
+def _direct_rows(
     chosen_ptr, stride_token, stride_choice, num_tokens, tile,
     TOP_K: tl.constexpr, TOP_K_PADDED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
@@ -158,6 +158,57 @@ def direct_rows(
     return expert, tl.maximum(tokens * TOP_K + choice, 0), choice >= 0
 
 
+@triton.jit
+def rows_of_tile(
+    chosen_ptr, pairs_ptr, tiles_ptr, stride_token, stride_choice, num_tokens, TOP_K: tl.constexpr,
+    TOP_K_PADDED: tl.constexpr, GROUPED: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """The program's tile: its expert, its pairs [BLOCK_M] and which of them exist."""
+    tile = tl.program_id(1)
+    if GROUPED:
+        expert, pairs, is_row = _grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M)  # pyright: ignore
+    else:
+        expert, pairs, is_row = _direct_rows(  # pyright: ignore
+            chosen_ptr, stride_token, stride_choice, num_tokens, tile, TOP_K, TOP_K_PADDED, BLOCK_M
+        )
+    return expert, pairs, is_row
+
+
+@triton.jit
+def columns_of_tile(WIDTH: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_N: tl.constexpr):
+    """For BLOCK_N rows of an expert's matrix: the column of out [pairs, WIDTH] of each row, the rows, int64, the first
+    two of neighbours, and the columns that are stored.
+
+    SWIGLU: half as many columns; eight rows of gate come before their eight of up, so that a thread has both of its
+    column.
+    """
+    places = tl.arange(0, BLOCK_N)
+    first = tl.program_id(0) * (BLOCK_N // 2 if SWIGLU else BLOCK_N)
+    if SWIGLU:
+        columns = first + places // 16 * 8 + places % 8
+        matrix_rows, second = columns + places // 8 % 2 * WIDTH, first + WIDTH
+        out_columns = first + tl.arange(0, BLOCK_N // 2)
+    else:
+        columns, second = first + places, first
+        matrix_rows, out_columns = columns, columns
+    return columns, matrix_rows.to(tl.int64), first, second, out_columns
+
+
+@triton.jit
+def store_tile(
+    total, out_ptr, pairs, is_row, out_columns, WIDTH: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What `columns_of_tile`'s rows gave, float32 [BLOCK_N, BLOCK_M]."""
+    if SWIGLU:
+        both = tl.permute(tl.reshape(total, (BLOCK_N // 16, 2, 8, BLOCK_M)), (0, 2, 3, 1))
+        gate, up = tl.split(both)
+        total = tl.reshape(gate / (1 + tl.exp(-gate)) * up, (BLOCK_N // 2, BLOCK_M))
+    out_ptrs = out_ptr + pairs.to(tl.int64)[None, :] * WIDTH + out_columns[:, None]
+    mask = is_row[None, :] & (out_columns < WIDTH)[:, None]
+    tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=mask)
+
+
 # No specialisation on num_tokens: a prompt of a new length must not wait for a compilation.
 @triton.jit(do_not_specialize=["num_tokens"])
 def _experts_kernel(
@@ -171,13 +222,9 @@ def _experts_kernel(
     SWIGLU: x [N, DEPTH], matrix [E, 2 * WIDTH, DEPTH] with gate rows, then up rows. Else: x [pairs, DEPTH],
     matrix [E, WIDTH, DEPTH].
     """
-    tile = tl.program_id(1)
-    if GROUPED:
-        expert, pairs, is_row = grouped_rows(pairs_ptr, tiles_ptr, tile, BLOCK_M)  # pyright: ignore
-    else:
-        expert, pairs, is_row = direct_rows(  # pyright: ignore
-            chosen_ptr, stride_token, stride_choice, num_tokens, tile, TOP_K, TOP_K_PADDED, BLOCK_M
-        )
+    expert, pairs, is_row = rows_of_tile(  # pyright: ignore
+        chosen_ptr, pairs_ptr, tiles_ptr, stride_token, stride_choice, num_tokens, TOP_K, TOP_K_PADDED, GROUPED, BLOCK_M
+    )
     if tl.max(is_row.to(tl.int32)) == 0:
         return
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -8,10 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from qwen35mm_kernels.gpu.arithmetic import dot, round_to
-from qwen35mm_kernels.gpu.integers import constants_of, halved, neighbours, tile
+from qwen35mm_kernels.gpu.integers import constants_of, halved, neighbours, products
 from qwen35mm_kernels.gpu.launch import Config, cdiv, config_for, launch
-from qwen35mm_kernels.gpu.moe import Pairs, direct_rows, group, grouped_rows, over_pairs
+from qwen35mm_kernels.gpu.moe import Pairs, columns_of_tile, group, over_pairs, rows_of_tile, store_tile
 
 # By rows of a tile. One token's eight experts make 128 and 256 programs in 35B-A3B; 64 rows of a matrix and 4 warps are
 # what a Hopper card's matrix units take.
@@ -31,50 +30,23 @@ def _integer_experts_kernel(
     GROUPED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One tile of pairs, BLOCK_N rows of an expert's matrix: as many columns of out [pairs, WIDTH], dense.
-
-    SWIGLU: half as many; eight rows of gate come before their eight of up, so that a thread has both of its column.
-    """
-    if GROUPED:
-        expert, pairs, is_row = grouped_rows(pairs_ptr, tiles_ptr, tl.program_id(1), BLOCK_M)  # pyright: ignore
-    else:
-        expert, pairs, is_row = direct_rows(  # pyright: ignore
-            chosen_ptr, stride_token, stride_choice, num_tokens, tl.program_id(1), TOP_K, TOP_K_PADDED, BLOCK_M
-        )
+    """One tile of pairs, BLOCK_N rows of an expert's matrix; see `columns_of_tile`."""
+    expert, pairs, is_row = rows_of_tile(  # pyright: ignore
+        chosen_ptr, pairs_ptr, tiles_ptr, stride_token, stride_choice, num_tokens, TOP_K, TOP_K_PADDED, GROUPED, BLOCK_M
+    )
     if tl.max(is_row.to(tl.int32)) == 0:
         return
-    places, depth = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    if SWIGLU:
-        columns = tl.program_id(0) * (BLOCK_N // 2) + places // 16 * 8 + places % 8
-        matrix_rows = (columns + places // 8 % 2 * WIDTH).to(tl.int64)
-        out_columns = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-    else:
-        columns = tl.program_id(0) * BLOCK_N + places
-        matrix_rows, out_columns = columns.to(tl.int64), columns
+    columns, matrix_rows, _, _, out_columns = columns_of_tile(WIDTH, SWIGLU, BLOCK_N)  # pyright: ignore
     words_ptr += expert.to(tl.int64) * stride_word_expert
     scales_ptr += expert.to(tl.int64) * stride_scale_expert
     minima_ptr += expert.to(tl.int64) * stride_scale_expert
-    word_rows, scale_rows = matrix_rows * stride_word_row, matrix_rows * stride_scale_row
     rows = (pairs // TOP_K if SWIGLU else pairs).to(tl.int64)
-    x_ptrs = x_ptr + rows[None, :] * stride_x + depth[:, None]
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for first in range(0, DEPTH, BLOCK_K):
-        x_mask = is_row[None, :]
-        if DEPTH % BLOCK_K != 0:
-            x_mask &= (first + depth < DEPTH)[:, None]
-        x = tl.load(x_ptrs + first, mask=x_mask, other=0.0)
-        weight = tile(
-            words_ptr, scales_ptr, minima_ptr, word_rows, scale_rows, columns < WIDTH, first,
-            DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-        total = dot(round_to(weight, x.dtype), x, total, PRECISION)
-    if SWIGLU:
-        both = tl.permute(tl.reshape(total, (BLOCK_N // 16, 2, 8, BLOCK_M)), (0, 2, 3, 1))
-        gate, up = tl.split(both)
-        total = tl.reshape(gate / (1 + tl.exp(-gate)) * up, (BLOCK_N // 2, BLOCK_M))
-    out_ptrs = out_ptr + pairs.to(tl.int64)[None, :] * WIDTH + out_columns[:, None]
-    mask = is_row[None, :] & (out_columns < WIDTH)[:, None]
-    tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty), mask=mask)
+    total = products(
+        x_ptr, words_ptr, scales_ptr, minima_ptr, rows * stride_x, matrix_rows * stride_word_row,
+        matrix_rows * stride_scale_row, is_row, columns < WIDTH,
+        0, DEPTH, DEPTH, BITS, GROUP, HAS_MINIMA, BIAS, SHARED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    store_tile(total, out_ptr, pairs, is_row, out_columns, WIDTH, SWIGLU, BLOCK_M, BLOCK_N)
 
 
 def integer_experts(

@@ -18,7 +18,7 @@ from qwen35mm_kernels.reference.conv1d import causal_conv1d
 from qwen35mm_kernels.reference.fp8 import fp8_linear
 from qwen35mm_kernels.reference.gated_delta_rule import gated_delta_prefill, gdn_decode_step
 from qwen35mm_kernels.reference.integers import integer_linear
-from qwen35mm_kernels.reference.moe import integer_experts, moe_experts, moe_route
+from qwen35mm_kernels.reference.moe import fp8_experts, integer_experts, moe_experts, moe_route
 from qwen35mm_kernels.reference.norm import add_rms_norm, gated_rms_norm, norm_linear, rms_norm
 from qwen35mm_kernels.reference.rope import apply_partial_rope, mrope_cos_sin
 from qwen35mm_kernels.reference.sampling import sample
@@ -28,6 +28,7 @@ __all__ = [
     "add_rms_norm",
     "apply_partial_rope",
     "causal_conv1d",
+    "fp8_experts",
     "fp8_linear",
     "gated_delta_prefill",
     "gated_rms_norm",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from qwen35mm_kernels.reference.fp8 import fp8_linear
 from qwen35mm_kernels.reference.integers import integer_matrix
 
 
@@ -90,3 +91,28 @@ def integer_experts(
         experts = zip(*parts, strict=True)
         matrices.append(torch.stack([integer_matrix(*each, num_in=num_in, bits=bits, width=group) for each in experts]))
     return moe_experts(x, matrices[0], matrices[1], chosen, weights)
+
+
+def fp8_experts(
+    x: torch.Tensor,
+    gate_up: tuple[torch.Tensor, torch.Tensor],
+    down: tuple[torch.Tensor, torch.Tensor],
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """`moe_experts` with matrices of eight-bit floats, whose products are those of `fp8_linear`.
+
+    Args:
+        gate_up: values and scales of `fp8_linear`, each with a dimension for experts in front.
+        down: the same.
+
+    Returns:
+        [N, hidden] in x's dtype. What SwiGLU gives is rounded to x's dtype before it is to e4m3.
+    """
+    out = torch.zeros(x.shape)
+    for token, row in enumerate(x):
+        for expert, weight in zip(chosen[token].tolist(), weights[token].float(), strict=True):
+            gate, up = fp8_linear(row[None].float(), gate_up[0][expert], gate_up[1][expert])[0].chunk(2)
+            inner = (gate / (1 + torch.exp(-gate)) * up).to(x.dtype)
+            out[token] += weight * fp8_linear(inner[None].float(), down[0][expert], down[1][expert])[0]
+    return out.to(x.dtype)

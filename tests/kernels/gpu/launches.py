@@ -132,14 +132,19 @@ def _multiply_integers(num_in: int, num_rows: int, bits: int, width: int, has_mi
 
 
 def _multiply_experts(text: Any, num_rows: int, integers: str, dtype: Any) -> None:
-    """A layer's experts in integers."""
+    """A layer's experts in integers, or in FP8 as checkpoints have it."""
     import torch
 
     from qwen35mm.model.mlp import Experts
-    from qwen35mm.model.weight_formats import Factory
+    from qwen35mm.model.weight_formats import Factory, StoredWeight
+    from qwen35mm_kernels.reference.fp8 import Blocks
 
     meta, count = torch.device("meta"), text.moe.num_experts_per_tok
     experts = Experts(text.hidden_size, text.moe, Factory(dtype, meta, integers), None)
+    for weight in (experts.gate_up_proj, experts.down_proj):
+        if isinstance(weight, StoredWeight):
+            each = weight.out_features // text.moe.num_experts
+            weight.lay_out([(each, Blocks(128))] * text.moe.num_experts)
     x, weights = (torch.empty(num_rows, width, dtype=dtype, device=meta) for width in (text.hidden_size, count))
     experts(x, torch.empty(num_rows, count, dtype=torch.int64, device=meta), weights)
 
@@ -154,7 +159,7 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
 
     from benchmarks.launch_counts import META, BareEngine, shallow
     from qwen35mm.model.mlp import MLP
-    from qwen35mm.model.weight_formats import Factory
+    from qwen35mm.model.weight_formats import FP8, Factory
 
     engine = BareEngine(shallow(size, NUM_LAYERS, 1, dtype), kv_dtype=kv_dtype, num_rows=max(batches))
     config, model = engine.config, engine.model
@@ -170,7 +175,7 @@ def _engine_runs(size: str, dtype: str, lengths: list[int], batches: list[int], 
         run = functools.partial(_multiply_integers, config.text.hidden_size, *kind, model.dtype)
         yield f"integers {kind}", run
     if config.text.moe is not None:
-        for rows, integers in itertools.product(EXPERT_ROWS, ("int8", "int4")):
+        for rows, integers in itertools.product(EXPERT_ROWS, ("int8", "int4") + (FP8,) * (capability >= 89)):
             yield (
                 f"experts {rows} {integers}",
                 functools.partial(_multiply_experts, config.text, rows, integers, model.dtype),

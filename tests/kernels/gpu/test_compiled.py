@@ -13,7 +13,16 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from qwen35mm_kernels.gpu import attention_decode, attention_prefill, fp8, integers, moe_integers, normed, rope_kv
+from qwen35mm_kernels.gpu import (
+    attention_decode,
+    attention_prefill,
+    fp8,
+    integers,
+    moe_fp8,
+    moe_integers,
+    normed,
+    rope_kv,
+)
 from qwen35mm_kernels.gpu.launch import Config
 from qwen35mm_kernels.gpu.moe import _DEFAULTS
 from tests.kernels.gpu.compiled import SHARED_BYTES, Compiled, Variant, compile_variants
@@ -370,13 +379,19 @@ def test_experts_fit_a_consumer_cards_memory(block_m: int, capability: int, swig
         assert found.instructions.get("HGMMA" if capability == 90 and grouped else "HMMA", 0) > 0
 
 
-@pytest.mark.parametrize(("capability", "unit"), [(90, "QGMMA"), (100, "UTCQMMA")])
+_FP8_UNITS = pytest.mark.parametrize(("capability", "unit"), [(89, "QMMA"), (90, "QGMMA"), (100, "UTCQMMA")])
+
+
+@_FP8_UNITS
+@pytest.mark.parametrize("rows_of_scale", [1, 128])
 @pytest.mark.parametrize("block_m", [64, 128])
-def test_products_of_eight_bit_floats_use_a_cards_matrix_units(block_m: int, capability: int, unit: str) -> None:
+def test_products_of_eight_bit_floats_use_a_cards_matrix_units(
+    block_m: int, rows_of_scale: int, capability: int, unit: str
+) -> None:
     found = compiled(
         "fp8:_tiles_kernel",
         capability,
-        fp8._TILES[block_m],
+        fp8.with_scales(fp8._TILES[block_m], rows_of_scale),
         {
             "*fp8e4nv:16": "codes_ptr values_ptr",
             "*fp32:16": "code_scales_ptr scales_ptr",
@@ -384,13 +399,51 @@ def test_products_of_eight_bit_floats_use_a_cards_matrix_units(block_m: int, cap
             "i32": "num_rows stride_scale stride_group",
             "i32:16": "stride_values stride_out",
         },
-        {"WIDTH": 4096, "DEPTH": 4096, "ROWS_OF_SCALE": 128, "GROUP": 128, "PRECISION": "tf32", "BLOCK_M": block_m},
+        {"WIDTH": 4096, "DEPTH": 4096, "ROWS_OF_SCALE": rows_of_scale, "GROUP": 128, "PRECISION": "tf32"}
+        | {"BLOCK_M": block_m},
     )
-    assert found.spilled_bytes == 0
+    _eight_bit_floats_are_multiplied(found, unit)
+    # Scales of rows, two or four, and of blocks. Before Hopper a warp has more rows.
+    loads = sum(count for word, count in found.in_loop.items() if word.startswith("LDG."))
+    assert loads <= 4 or rows_of_scale == 1 or capability < 90
+
+
+def _eight_bit_floats_are_multiplied(found: Compiled, unit: str) -> None:
+    # Six registers of Ada's largest tile.
+    assert found.spilled_bytes <= (24 if unit == "QMMA" else 0)
     assert found.shared_bytes <= CONSUMER_SHARED_BYTES
     assert found.instructions[unit] > 0
     assert "HMMA" not in found.instructions
     assert found.instructions["LDGSTS"] > 0
+
+
+@_FP8_UNITS
+@pytest.mark.parametrize("swiglu", [True, False])
+@pytest.mark.parametrize("rows_of_scale", [1, 128])
+@pytest.mark.parametrize("block_m", [16, 64, 128])
+def test_experts_of_eight_bit_floats_use_a_cards_matrix_units(
+    block_m: int, rows_of_scale: int, swiglu: bool, capability: int, unit: str
+) -> None:
+    """The 35B-A3B's: hidden 2048, width 512, 8 of 256. Also with 16 rows nothing is made a larger float first."""
+    grouped = block_m > 16
+    found = compiled(
+        "moe_fp8:_fp8_experts_kernel",
+        capability,
+        fp8.with_scales(moe_fp8._DEFAULTS[block_m], rows_of_scale),
+        {
+            "*fp8e4nv:16": "codes_ptr values_ptr",
+            "*fp32:16": "code_scales_ptr scales_ptr",
+            "*bf16:16": "out_ptr",
+            "*i64:16": "chosen_ptr" if grouped else "chosen_ptr pairs_ptr tiles_ptr",
+            "*i32:16": "pairs_ptr tiles_ptr" if grouped else "",
+            "i32:16": "stride_expert stride_row",
+            "i32": "stride_scale_expert stride_scale stride_group stride_token stride_choice num_tokens",
+        },
+        ({"DEPTH": 2048, "WIDTH": 512} if swiglu else {"DEPTH": 512, "WIDTH": 2048})
+        | {"ROWS_OF_SCALE": rows_of_scale, "GROUP": 128, "SWIGLU": swiglu, "TOP_K": 8, "TOP_K_PADDED": 8}
+        | {"GROUPED": grouped, "PRECISION": "tf32", "BLOCK_M": block_m},
+    )
+    _eight_bit_floats_are_multiplied(found, unit)
 
 
 _INTEGER_TYPES = {
@@ -439,14 +492,22 @@ def test_integers_become_floats_in_registers(kind: tuple[int, int, bool], capabi
 def test_tiles_of_integers_use_a_cards_matrix_units(
     form: int, is_wide: bool, kind: tuple[int, int, bool], capability: int
 ) -> None:
+    """Those of few columns in parts of their sums."""
     config = integers._TILES[form][is_wide]
+    span = 4096 if is_wide else integers.columns_of_a_part(4096, 4096)
     found = compiled(
         "integers:_tiles_kernel",
         capability,
         config,
-        {**_INTEGER_TYPES, "i32": "num_rows", "i32:16": "stride_words stride_scale stride_x stride_out"},
+        {
+            "*bf16:16": "x_ptr" + is_wide * " out_ptr",
+            "*i32:16": "words_ptr",
+            "*fp32:16": "scales_ptr minima_ptr" + (not is_wide) * " out_ptr",
+            "i32": "num_rows",
+            "i32:16": "stride_words stride_scale stride_x stride_out",
+        },
         _integer_constants(kind)
-        | {"SHARED": min(kind[1], config.blocks["BLOCK_K"]), "BLOCK_M": form, "PRECISION": "tf32"},
+        | {"SHARED": min(kind[1], config.blocks["BLOCK_K"]), "SPAN": span, "BLOCK_M": form, "PRECISION": "tf32"},
     )
     # Two registers of one form on Blackwell.
     assert found.spilled_bytes <= (8 if capability == 100 else 0)

@@ -31,7 +31,6 @@ MODELS = [
 IN_REGISTERS = (
     "_decode_splits_kernel",
     "_experts_kernel",
-    "_integer_experts_kernel",
     "_tiles_kernel",
     "_vector_kernel",
     "_vectors_kernel",

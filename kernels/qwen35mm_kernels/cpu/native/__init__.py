@@ -4,6 +4,7 @@ They need a library that `library.find_library` finds. Unsupported tensors go to
 """
 
 from qwen35mm_kernels.cpu import (
+    fp8_experts,
     fp8_linear,
     integer_experts,
     integer_linear,
@@ -26,6 +27,7 @@ __all__ = [
     "add_rms_norm",
     "apply_partial_rope",
     "causal_conv1d",
+    "fp8_experts",
     "fp8_linear",
     "gated_delta_prefill",
     "gated_rms_norm",

@@ -15,7 +15,7 @@ from qwen35mm.engine import Engine, EngineSettings
 from qwen35mm.engine.batches import prefill_batch
 from qwen35mm.model import Qwen35Model, load
 from qwen35mm.model.load import choose_integers
-from qwen35mm.model.mlp import MLP
+from qwen35mm.model.mlp import MLP, Experts
 from qwen35mm.model.weight_formats import FP8, Fp8Weight
 from qwen35mm.model.weights import load_model
 from qwen35mm_kernels import cpu
@@ -63,9 +63,9 @@ def test_a_model_is_the_one_that_torchs_products_make(folder: Path, monkeypatch:
     found = greedy(model, 8)
     assert torch.equal(found, greedy(model, 8))
     with monkeypatch.context() as patch:
-        for weight in model.modules():
-            if isinstance(weight, Fp8Weight):
-                patch.setattr(weight, "ops", cpu)
+        for module in model.modules():
+            if isinstance(module, Fp8Weight | Experts):
+                patch.setattr(module, "ops", cpu)
         expected = greedy(model, 8)
     # Of bfloat16's roundings, which models of random weights make larger. Later rows follow other tokens' bits.
     assert relative_error(found[0], expected[0]) < 0.05

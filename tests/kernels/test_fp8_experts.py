@@ -10,7 +10,7 @@ import torch
 from qwen35mm_kernels.reference.fp8 import GROUP
 from tests.kernels.compare import DTYPES, Backend, assert_close
 from tests.kernels.test_fp8 import limit
-from tests.kernels.test_moe import TOP_K, make
+from tests.kernels.test_moe import TOP_K, make, padded
 
 pytestmark = pytest.mark.usefixtures("_fp8_card")
 
@@ -58,7 +58,7 @@ def test_experts(num_tokens: int, dtype: torch.dtype, kind: str, uncompiled_back
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("num_tokens", [1, 16, 17, 65])
+@pytest.mark.parametrize("num_tokens", [1, 16, 40])
 def test_experts_in_tiles(
     num_tokens: int, kind: str, dtype: torch.dtype, triton_backend: Backend, block_m: int
 ) -> None:
@@ -66,6 +66,7 @@ def test_experts_in_tiles(
     triton_backend.check("fp8_experts", *arguments, limit=near(dtype, triton_backend))
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("kind", ["groups", "blocks"])
 def test_tiles_of_128_rows(kind: str, triton_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     from qwen35mm_kernels.gpu import moe
@@ -91,14 +92,17 @@ def test_strided_inputs(triton_backend: Backend) -> None:
     triton_backend.check("fp8_experts", x, gate_up, down, every_other[:, ::2], shares, limit=1e-2)
 
 
-@pytest.mark.parametrize("kind", ["blocks", "rows"])
+@pytest.mark.parametrize("kind", ["rows", "blocks"])
 def test_a_token_has_the_same_bits_in_any_company(kind: str, triton_backend: Backend, block_m: int) -> None:
-    """In tiles of one size: alone and padded (no grouping), and among so many that they are grouped."""
-    x, gate_up, down, chosen, weights = cases(24, torch.bfloat16, kind)
+    """In tiles of one size: alone and padded (no grouping), among so many that they are grouped, and among padding."""
+    x, gate_up, down, chosen, weights = cases(18, torch.bfloat16, kind)
     many = triton_backend.run("fp8_experts", x, gate_up, down, chosen, weights)
-    for rows in (slice(7, 8), slice(3, 19), slice(3, 23)):
+    for rows in (slice(7, 8), slice(1, 17)):
         some = triton_backend.run("fp8_experts", x[rows], gate_up, down, chosen[rows], weights[rows])
         assert torch.equal(some, many[rows])
+    x, chosen, weights = padded(x, chosen, weights, 5)
+    found = triton_backend.run("fp8_experts", x, gate_up, down, chosen, weights)
+    assert torch.equal(found[:5], many[:5])
 
 
 def test_one_expert_is_its_two_products(triton_backend: Backend) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from qwen35mm_kernels.cpu.quantise import dequantise, pack
 from tests.kernels.compare import DTYPES, LENGTHS_AND_DTYPES, Backend, assert_close
-from tests.kernels.test_moe import EXPERTS, HIDDEN, TOP_K, WIDTH, make
+from tests.kernels.test_moe import EXPERTS, HIDDEN, TOP_K, WIDTH, make, padded
 
 Matrix = tuple[torch.Tensor, ...]
 # Bits and columns of a group of gate and up and of down, and whether each has minima: as we round, as checkpoints are.
@@ -104,12 +104,15 @@ def test_strided_inputs(dtype: torch.dtype, triton_backend: Backend) -> None:
 
 @pytest.mark.parametrize("kinds", KINDS[:2], ids=str)
 def test_a_token_has_the_same_bits_in_any_company(kinds: Any, triton_backend: Backend, block_m: int) -> None:
-    """In tiles of one size: alone and padded (no grouping), and among so many that they are grouped."""
+    """In tiles of one size: alone and padded (no grouping), among so many that they are grouped, and among padding."""
     (x, *matrices, chosen, weights), how = cases(24, torch.bfloat16, kinds)
     many = triton_backend.run("integer_experts", x, *matrices, chosen, weights, **how)
     for rows in (slice(7, 8), slice(3, 19), slice(3, 23)):
         some = triton_backend.run("integer_experts", x[rows], *matrices, chosen[rows], weights[rows], **how)
         assert torch.equal(some, many[rows])
+    x, chosen, weights = padded(x, chosen, weights, 5)
+    found = triton_backend.run("integer_experts", x, *matrices, chosen, weights, **how)
+    assert torch.equal(found[:5], many[:5])
 
 
 def test_no_token_gives_no_row(uncompiled_backend: Backend) -> None:

@@ -130,14 +130,16 @@ def test_what_floats_hold_is_multiplied_exactly(
 def test_a_sum_in_parts(
     kind: tuple[int, int, bool], num_rows: int, dtype: torch.dtype, triton_backend: Backend
 ) -> None:
-    """Five parts, the last shorter than the others and with a rest; into columns of another tensor, too. A row has the
-    same bits among others."""
+    """Five parts, the last with a rest; into columns of another tensor, too. A row has the same bits among others, but
+    for NumPy's products in float32, whose rows know their place.
+    """
     arguments, how = make(num_rows, 24, 1240, dtype, kind)
     out = torch.full((num_rows, 70), 7.0, dtype=dtype)[:, 10:34]
     found = triton_backend.check("integer_linear", *arguments[:4], out, limit=limit(dtype), **how)
     x, *matrix = arguments[:4]
     form = slice(1, 3) if num_rows == 3 else slice(2, 19)
-    assert torch.equal(triton_backend.run("integer_linear", x[form], *matrix, **how), found[form])
+    near = 1e-6 if triton_backend.name == "interpreted" and dtype == torch.float32 else 0
+    assert_close(triton_backend.run("integer_linear", x[form], *matrix, **how), found[form], near)
 
 
 def test_sums_are_cut_where_programs_are_few() -> None:
@@ -175,6 +177,7 @@ def test_a_row_has_the_same_bits_whatever_the_others_hold(
     whole = triton_backend.run("integer_linear", x, *matrix, **how)
     for place in places:
         other = torch.randn_like(x) * 50
+        other[(place + 1) % num_rows :: 3] = torch.nan
         other[place] = x[place]
         assert torch.equal(triton_backend.run("integer_linear", other, *matrix, **how)[place], whole[place])
 

@@ -33,6 +33,13 @@ def make(
     return sliced(num_tokens, hidden, dtype=dtype), gate_up, down, chosen, weights
 
 
+def padded(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """The same but for the rows from `count` on, which are no numbers and all of the first experts."""
+    x, chosen, weights = x.clone(), chosen.clone(), weights.clone()
+    x[count:], weights[count:], chosen[count:] = torch.nan, torch.nan, torch.arange(chosen.shape[1])
+    return x, chosen, weights
+
+
 @pytest.fixture
 def backend(uncompiled_backend: Backend) -> Backend:
     """Compiled libraries leave it to torch."""
@@ -89,7 +96,7 @@ def test_strided_inputs(dtype: torch.dtype, triton_backend: Backend, block_m: in
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_has_the_same_bits_in_any_company(dtype: torch.dtype, triton_backend: Backend, block_m: int) -> None:
-    """In tiles of one size: alone and padded (no grouping), and among so many that they are grouped.
+    """In tiles of one size: alone and padded (no grouping), among so many that they are grouped, and among padding.
 
     Interpreted in float32 only nearly: the products are NumPy's, whose rows know their place.
     """
@@ -99,6 +106,8 @@ def test_a_token_has_the_same_bits_in_any_company(dtype: torch.dtype, triton_bac
     for rows in (slice(7, 8), slice(3, 19), slice(3, 23)):
         some = triton_backend.run("moe_experts", x[rows], gate_up, down, chosen[rows], weights[rows])
         assert_close(some, many[rows], limit)
+    x, chosen, weights = padded(x, chosen, weights, 5)
+    assert_close(triton_backend.run("moe_experts", x, gate_up, down, chosen, weights)[:5], many[:5], limit)
 
 
 def test_no_token_gives_no_row(backend: Backend) -> None:

@@ -142,20 +142,23 @@ def test_layers_are_those_of_bfloat16_up_to_the_rounding_of_rows(folders: dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("card")
-def test_the_interpreted_kernels_give_the_same_model(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("card", "one_product")
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=lambda spec: spec.name)
+def test_the_interpreted_kernels_give_the_same_model(
+    spec: TinySpec, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prompt's piece, and one of as few rows as a decode step has."""
     pytest.importorskip("triton", reason="Triton has no package for this platform")
     from qwen35mm_kernels import gpu
     from tests.interpreter import prepare_interpreter
 
     prepare_interpreter()
-    model = loaded(folders[DENSE.name])
+    model = loaded(folders[spec.name])
     pieces = torch.arange(3, 24), torch.arange(50, 53)
     expected = [logits_of(model, piece) for piece in pieces]
-    for weight in model.modules():
-        if isinstance(weight, Fp8Weight):
-            monkeypatch.setattr(weight, "ops", gpu)
+    for module in model.modules():
+        if isinstance(module, Fp8Weight | mlp.Experts):
+            monkeypatch.setattr(module, "ops", gpu)
     for piece, logits in zip(pieces, expected, strict=True):
         assert relative_error(logits_of(model, piece), logits) < 1e-2
 

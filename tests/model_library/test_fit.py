@@ -29,7 +29,7 @@ from qwen35mm_preprocess import MediaBudget
 from tests.checkpoints import ggufs
 from tests.checkpoints.packers import write_packed
 from tests.model.test_quantised_models import is_matrix, write_fp8
-from tests.tiny import DENSE, MOE, build
+from tests.tiny import DENSE, MOE, TinySpec, build
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -235,12 +235,17 @@ def test_what_is_offered_says_what_it_takes_and_gives(
     assert offered_formats(config, stored, torch.bfloat16, card) == ()
 
 
-@pytest.mark.parametrize("multiplies", [True, False])
+@pytest.mark.parametrize(("multiplies", "spec"), [(True, None), (False, None), (True, MOE)])
 def test_a_card_that_multiplies_fp8_takes_half_of_bfloat16_for_its_matrices(
-    multiplies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    multiplies: bool, spec: TinySpec | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The demo's, and a mixture's with its experts."""
     monkeypatch.setattr("qwen35mm.model.weights.multiplies_fp8", lambda device: multiplies)
-    write_fp8(demo_model_path(), tmp_path / "fp8", 128)
+    source = demo_model_path()
+    if spec is not None:
+        source = tmp_path / "plain"
+        build(spec).save_pretrained(source)
+    write_fp8(source, tmp_path / "fp8", 128)
 
     def weights_of(weights: str) -> int:
         card = torch.device("cuda", 0)
@@ -249,7 +254,7 @@ def test_a_card_that_multiplies_fp8_takes_half_of_bfloat16_for_its_matrices(
         assert chosen.weights == weights
         return need.plan.weights_bytes
 
-    tensors = [x.numel() for name, x in load_file(demo_model_path() / "model.safetensors").items() if is_matrix(name)]
+    tensors = [x.numel() for name, x in load_file(source / "model.safetensors").items() if is_matrix(name)]
     saved = weights_of("bf16") - weights_of("auto")
     assert (0.99 * sum(tensors) < saved < sum(tensors)) if multiplies else saved == 0
 

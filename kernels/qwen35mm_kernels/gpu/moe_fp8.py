@@ -61,7 +61,7 @@ def fp8_experts(
     assert x.stride(1) == gate_up[0].stride(2) == down[0].stride(2) == 1
 
     pairs = group(chosen, num_experts)
-    rows_of_scales = [scale_of_rows(values[0], scales[0]) for values, scales in (gate_up, down)]
+    rows_of_scales = [scale_of_rows(*matrices) for matrices in (gate_up, down)]
     defaults = [with_scales(_DEFAULTS[pairs.block_m], rows) for rows in rows_of_scales]
     shape = f"M{pairs.block_m}_K{hidden}_N{width}"
     configs = (

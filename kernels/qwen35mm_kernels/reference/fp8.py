@@ -64,8 +64,8 @@ def fp8_linear(
 
 
 def scale_of_rows(values: torch.Tensor, scales: torch.Tensor) -> int:
-    """How many rows of a weight share a scale: 1 or 128. Asserts that the shapes fit."""
-    (num_out, num_in), (rows, groups) = values.shape, scales.shape
+    """How many rows of a weight, or of each in a stack, share a scale: 1 or 128. Asserts that the shapes fit."""
+    (num_out, num_in), (rows, groups) = values.shape[-2:], scales.shape[-2:]
     assert rows in (num_out, -(-num_out // GROUP)), (values.shape, scales.shape)
     assert groups in (1, -(-num_in // GROUP)), (values.shape, scales.shape)
     return 1 if rows == num_out else GROUP

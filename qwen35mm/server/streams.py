@@ -27,18 +27,24 @@ def note_stand_ins(item: Event | OfChoice, notes: Notes) -> None:
 
 
 async def first_of(events: AsyncGenerator[E, None], notes: Notes) -> AsyncGenerator[E, None]:
-    """The same events, once one shows that the request is accepted: until then an error gets its own status."""
+    """The events from the one on that shows that the request is accepted: until then an error gets its own status.
+
+    What was planned before is among them, since responses are stored with their plans.
+    """
+    planned: list[E] = []
     async for first in events:
         note_stand_ins(first, notes)
         event = first.event if isinstance(first, OfChoice) else first
-        is_early = isinstance(event, MediaPlanned) or (isinstance(event, Progress) and event.phase in ("wait", "read"))
-        if not is_early:
-            return _again(first, events)
+        if isinstance(event, MediaPlanned):
+            planned.append(first)
+        elif not (isinstance(event, Progress) and event.phase in ("wait", "read")):
+            return _again([*planned, first], events)
     raise AssertionError("a stream ends with its result")
 
 
-async def _again(first: E, events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
-    yield first
+async def _again(first: list[E], events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
+    for event in first:
+        yield event
     async for event in events:
         yield event
 

@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from qwen35mm.contract import GenerationRequest, Message, Text
+from qwen35mm.contract import GenerationRequest, Message, Text, iter_media
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
 from qwen35mm.server.notes import HEADER
@@ -453,3 +453,25 @@ def test_allowed_tools_are_the_only_ones(backend: Recording) -> None:
         allowed = {"type": "allowed_tools", "mode": mode, "tools": listed}
         request, notes = asked(backend, tools=tools, tool_choice=allowed)
         assert (named(request), request.tool_choice, notes) == (["clock"], choice, [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_picture_is_kept_with_its_own_plan(stream: bool, backend: Recording) -> None:
+    app = create_app(backend)
+
+    def respond(*given: Any, **body: Any) -> str:
+        data = json.dumps({"input": list(given), "stream": stream, **body}).encode()
+        answer = asyncio.run(ask(app, "/v1/responses", data))
+        assert answer.status == 200, answer.content
+        last = answer.content.rpartition(b"data: ")[2]
+        return (json.loads(last)["response"] if stream else answer.json())["id"]
+
+    pictures = [{**IMAGE, "image_url": sample(f"{name}.png")} for name in ("one-shape", "three-shapes", "five-shapes")]
+    first = respond({"role": "user", "content": pictures[:1]})
+    # The model isn't shown an example's pictures.
+    example = {"role": "developer", "content": pictures[1:2]}
+    second = respond({"role": "user", "content": pictures[2:]}, example, previous_response_id=first)
+    respond(U, previous_response_id=second)
+    shown = list(iter_media(backend.asked.messages))
+    assert [medium.plan for medium in shown] == [backend.media.prepare(medium.source).plan for medium in shown]
+    assert len({medium.plan.digest for medium in shown if medium.plan}) == 2

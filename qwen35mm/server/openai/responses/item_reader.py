@@ -147,10 +147,13 @@ class _Reader:
         if role is None:
             self._notes.change(f"{place}.role", f"{given!r:.60} is read as user")
             role = "user"
+        num_media = len(self.media)
         content = await self._content(value.get("content"), f"{place}.content", must_read=is_new and role == "user")
         if role == "user":
             return [_message(role, content)]
         texts = self._without_media(content, place)
+        # The turn's media are those of its prompt: plans are matched to them in order.
+        del self.media[num_media:]
         if role != "assistant":
             return [_message(role, texts)] if texts else []
         said = [{"type": "output_text", "text": part["text"], "annotations": []} for part in texts]

@@ -38,6 +38,7 @@ The name of a parameter is read back unless it has `>`, a line end, quotes aroun
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -99,6 +100,8 @@ class CallParser:
         self._found: list[Found] = []
         self._num_calls = 0
         self._state: Callable[[Token], None] = self._outside
+        # Tokens that the state has yet to take.
+        self._waiting: deque[Token] = deque()
         # White space before what comes next: text keeps it, a call drops it.
         self._space: list[str] = []
         self._drops_space = False
@@ -116,8 +119,7 @@ class CallParser:
 
     def push(self, text: str) -> list[Found]:
         """Takes the next delta. Returns non-empty texts and calls, in order."""
-        for token in self._marks.push(text):
-            self._take(token)
+        self._take(*self._marks.push(text))
         return self._taken()
 
     def flush(self, *, is_cut: bool = False) -> list[Found]:
@@ -126,8 +128,7 @@ class CallParser:
         Args:
             is_cut: a limit or a stop string ended the reply, so that its last call may be incomplete.
         """
-        for token in self._marks.flush():
-            self._take(token)
+        self._take(*self._marks.flush())
         self._end(is_cut=is_cut)
         return self._taken()
 
@@ -168,7 +169,7 @@ class CallParser:
             # Its closing mark is missing.
             self._untake(1)
             self._end_call()
-            self._take(token)
+            self._retake(token)
         elif _begins(token, "{") and not call.arguments:
             self._json = JsonObject()
             self._state = self._json_arguments
@@ -254,8 +255,7 @@ class CallParser:
         tokens = [*value.run, *following]
         self._untake(len(tokens))
         self._state = self._function
-        for token in tokens:
-            self._take(token)
+        self._retake(*tokens)
 
     def _in_value(self, token: Token) -> None:
         """Inside a JSON value, whose strings may hold marks."""
@@ -271,7 +271,7 @@ class CallParser:
         self._state = self._function
         if token.kind != "/parameter":
             self._untake(1)
-            self._take(token)
+            self._retake(token)
 
     def _json_call(self, token: Token) -> None:
         """Inside `{"name": ..., "arguments": ...}` or a list of these."""
@@ -282,7 +282,7 @@ class CallParser:
         elif token.kind == "/tool_call" and self._json.close():
             self._untake(1)
             self._state = self._after_json
-            self._take(token)
+            self._retake(token)
         else:
             self._fail(token)
 
@@ -304,7 +304,7 @@ class CallParser:
         if token.kind == "text":
             self._state = self._opened
             token = Token("text", token.raw.lstrip(" \t\r\n,}"))
-        self._take(token)
+        self._retake(token)
 
     def _json_calls(self) -> list[ToolCall] | None:
         """The calls that were read; None if one isn't a call of an offered function."""
@@ -357,14 +357,21 @@ class CallParser:
         elif token.kind in ("tool_call", "parameter", "function") or (token.kind == "text" and not is_space(token)):
             self._untake(1)
             self._end_block(is_closed=False)
-            self._take(token)
+            self._retake(token)
 
     # What the states do.
 
-    def _take(self, token: Token) -> None:
-        if self._state != self._outside:
-            self._raw.append(token.raw)
-        self._state(token)
+    def _take(self, *tokens: Token) -> None:
+        self._waiting += tokens
+        while self._waiting:
+            token = self._waiting.popleft()
+            if self._state != self._outside:
+                self._raw.append(token.raw)
+            self._state(token)
+
+    def _retake(self, *tokens: Token) -> None:
+        """Leaves tokens to the next state: the last act of a state. One text may hold any number of calls."""
+        self._waiting.extendleft(reversed(tokens))
 
     def _untake(self, number: int) -> None:
         """Forgets the last tokens, which another state will take."""
@@ -375,7 +382,7 @@ class CallParser:
         self._raw[-1] = token.raw[: len(token.raw) - len(rest)]
         self._state = state
         if rest:
-            self._take(Token("text", rest))
+            self._retake(Token("text", rest))
 
     def _open(self, token: Token, *, is_bare: bool) -> None:
         self._raw = [*self._space, token.raw]
@@ -399,7 +406,7 @@ class CallParser:
         else:
             self._say(raw)
         if token is not None:
-            self._take(token)
+            self._retake(token)
 
     def _taken_raw(self) -> str:
         raw, self._raw = "".join(self._raw), []
@@ -497,6 +504,7 @@ class CallParser:
     def _end(self, *, is_cut: bool) -> None:
         if self._state == self._in_raw_value and self._raw_value.is_closed(is_cut=is_cut):
             self._end_raw_value()
+            self._take()
         elif self._state == self._in_value and self._value.is_closed and not is_cut:
             self._in_value(Token("/parameter", ""))
         elif self._state == self._after_json and (calls := self._json_calls()) is not None:

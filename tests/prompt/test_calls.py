@@ -74,6 +74,12 @@ def test_calls_and_text_come_apart(reply: str, text: str, calls: tuple[ToolCall,
     assert read_calls(reply, TOOLS) == (text, calls)
 
 
+def test_one_text_may_hold_any_number_of_calls() -> None:
+    said = '{"name": "weather", "arguments": {"days": 2}}\n' * 1000
+    text, calls = read_calls(f"<tool_call>\n{said}</tool_call>", TOOLS)
+    assert (text, calls) == ("", (ToolCall("weather", {"days": 2}),) * 1000)
+
+
 def test_text_is_not_held_back_without_need() -> None:
     parser = CallParser()
     assert parser.push("One < two") == ["One < two"]

@@ -113,7 +113,7 @@ class LocalBackend(ModelBackend, LocalTexts):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine was closed, or failed: it answers nothing any more."""
+        """See `ModelBackend`."""
         return self.engine.has_ended
 
     def without_weights(self) -> LocalBackend:

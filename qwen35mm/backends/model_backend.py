@@ -140,6 +140,11 @@ class ModelBackend(PlainPrompts):
     idles = True
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it was closed, or failed: then it answers nothing any more."""
+        return False
+
+    @property
     def is_demo(self) -> bool:
         """Whether this is the bundled demo model, which every surface must say."""
         return self.loaded.path == demo_model_path()

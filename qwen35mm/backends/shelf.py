@@ -472,7 +472,10 @@ class OnShelf:
 
     Attributes:
         name: of the model.
+        has_ended: never: a request has the model loaded anew if its engine failed.
     """
+
+    has_ended = False
 
     def __init__(self, shelf: Shelf, name: str) -> None:
         self.shelf = shelf

@@ -246,8 +246,9 @@ class AsyncEngine:
                 self._tell(self._engine.step())
             reason = say("The engine was shut down.")
             self._engine.flush()
-        except Exception:
-            # A request's errors go to that request; an error here is our bug.
+        except BaseException:
+            # A request's errors go to that request; an error here is our bug, or a panic in a Rust library, which is no
+            # Exception.
             logger.exception("the engine's thread failed")
             reason = say(
                 "The engine failed and is stopped until the program is started again; the log has the details."

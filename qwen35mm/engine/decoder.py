@@ -154,7 +154,10 @@ class Decoder:
             self._launched, self._known = None, []
 
     def resume(self) -> None:
-        """Resumes preempted replies in order while there is room for them and for one more token of every reply."""
+        """Resumes preempted replies in order while there is room for them and for one more token of every reply.
+
+        An error of another kind is that of the first one, which stays among the preempted ones.
+        """
         while self.preempted and not self._known:
             reply = self.preempted[0]
             if self.running and not self.has_room(reply.num_preempted_tokens):
@@ -163,7 +166,8 @@ class Decoder:
                 reply.resume(self._pools)
             except (OutOfBlocksError, OutOfSlotsError):
                 return
-            self._admit(self.preempted.pop(0))
+            self._admit(reply)
+            del self.preempted[0]
 
     def has_room(self, *nums_tokens: int) -> bool:
         """Whether sequences of these lengths fit beside the running replies, each with a block to grow into."""

@@ -170,7 +170,7 @@ class Engine:
         """Does one bounded unit of work and returns its events.
 
         An error ends its request with a Qwen35mmError as the last event. An error in a decode step ends all running
-        replies. The engine goes on.
+        replies, one while making room for it only the youngest. The engine goes on.
         """
         outputs = self._schedule()
         nobody_decodes = not self._decoder.can_step
@@ -212,7 +212,10 @@ class Engine:
     def _schedule(self) -> list[StepOutput]:
         """Ends late requests, resumes preempted replies, and admits requests."""
         outputs = self._end_late()
-        self._decoder.resume()
+        try:
+            self._decoder.resume()
+        except Exception as error:
+            outputs += self._fail(error, self._decoder.preempted[0])
         if not self._prefilling:
             self.runtime.vision.offload()
         return outputs + self._admit()
@@ -344,7 +347,12 @@ class Engine:
 
     def _run_decode(self) -> list[StepOutput]:
         """One token of every running reply."""
-        if not self._decoder.make_room(self._commits.give_way):
+        try:
+            has_room = self._decoder.make_room(self._commits.give_way)
+        except Exception as error:
+            # Of the youngest: it is the one that is preempted.
+            return self._fail(error, self._decoder.running[-1])
+        if not has_room:
             return self._give_way_to(self._decoder.running[0])
         before_s = self._clock()
         try:

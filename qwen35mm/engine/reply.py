@@ -245,10 +245,10 @@ class Reply:
         cache = pools.new_sequence()
         try:
             cache.append(kv)
+            pools.states.load(cache.slot, states)
         except Exception:
             cache.free()
             raise
-        pools.states.load(cache.slot, states)
         cache.rope_delta, cache.num_evicted = self.cache.rope_delta, self.cache.num_evicted
         self._resumed, self._preempted = cache, None
 

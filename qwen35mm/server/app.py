@@ -190,13 +190,21 @@ class Api(Service):
         return JSONResponse({"version": __version__})
 
     async def health(self, _: Request) -> Response:
-        """Whether the program runs."""
+        """Whether the program runs, and its engine."""
+        self._check_engine()
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         """Whether the server takes requests, and how many are waiting."""
         self.caller(request)
+        self._check_engine()
         return JSONResponse({"status": "ready", "waiting": self.num_waiting})
+
+    def _check_engine(self) -> None:
+        """Raises ApiError: 503, the engine failed; who watches the server starts it again."""
+        if self._backend.has_ended:
+            message = "The engine failed and is stopped until the program is started again; the log has the details."
+            raise ApiError(503, message, code="engine_ended")
 
     async def metrics(self, request: Request) -> Response:
         """Counters and gauges, in Prometheus' format."""

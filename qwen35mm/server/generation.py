@@ -27,6 +27,9 @@ class ServedBackend(Backend, Protocol):
     @property
     def loaded(self) -> LoadedModel: ...
 
+    @property
+    def has_ended(self) -> bool: ...
+
     def prompt_ids(
         self,
         messages: Sequence[Message],

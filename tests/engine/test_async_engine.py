@@ -225,15 +225,21 @@ async def test_a_request_that_cannot_be_looked_at_fails_alone(
     assert (await collect(engine, make_request(Text("hello")))).num_generated_tokens > 0
 
 
+class Panic(BaseException):
+    """As a Rust library's."""
+
+
+@pytest.mark.parametrize("error", [KeyError("bug"), Panic()])
 async def test_a_bug_in_the_engine_reaches_the_callers(
-    engine: AsyncEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, engine: AsyncEngine, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
-        raise KeyError("bug")
+        raise error
 
     monkeypatch.setattr(engine._engine, "step", broken)
     with pytest.raises(EngineError, match="is stopped until"):
-        await collect(engine, make_request(Text("hello")))
+        await asyncio.wait_for(collect(engine, make_request(Text("hello"))), 60)
+    assert engine.has_ended
 
 
 async def test_a_deadline_ends_a_request_that_waits_for_a_file(

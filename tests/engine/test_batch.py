@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from qwen35mm.cache.kv_pool import KVBlockPool
 from qwen35mm.contract import Finished, Image, Part, Progress, SamplingParams, Text, TextDelta
 from qwen35mm.engine import DeferredMedia, Engine, EngineSettings, Request, StepOutput
 from qwen35mm.engine.step_graph import StepGraph
@@ -203,6 +205,24 @@ def test_a_preempted_reply_can_be_cancelled(crowded: tuple[Engine, list[Request]
     engine.check_integrity()
     found = results_of(run(engine))
     assert set(found) == {request.id for request in requests} - {victim.id}
+
+
+@pytest.mark.parametrize("broken", ["export", "restore"])
+def test_a_reply_that_no_memory_is_left_to_move_ends_alone(
+    broken: str, crowded: tuple[Engine, list[Request]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, requests = crowded
+
+    def fail(*_: object) -> None:
+        patch.undo()
+        raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KVBlockPool, broken, fail)
+        outputs = run(engine)
+    engine.check_integrity()
+    (failed,) = [output.request_id for output in outputs if isinstance(output.event, EngineError)]
+    assert set(results_of(outputs)) == {request.id for request in requests} - {failed}
 
 
 def test_a_prompt_that_waits_for_a_file_holds_back_nobody(loaded: LoadedModel, make_request: MakeRequest) -> None:

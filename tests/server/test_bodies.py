@@ -192,6 +192,16 @@ async def test_unknown_addresses_and_ways_are_told_in_the_protocols_form(app: Fa
         check_refusal(CHAT, answer)
 
 
+async def test_a_server_whose_engine_ended_asks_to_be_started_again(demo: LoadedModel) -> None:
+    class Ended(Instant):
+        has_ended = True
+
+    for path in ("/health", "/ready"):
+        assert (await ask(create_app(Instant(demo)), path, method="GET")).status == 200
+        answer = await ask(create_app(Ended(demo)), path, method="GET")
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_ended")
+
+
 async def test_a_packed_body_is_not_unpacked(app: FastAPI) -> None:
     answer = await ask(app, CHAT, b"\x1f\x8b", headers=[("content-encoding", "gzip")])
     assert answer.status == 415

@@ -43,6 +43,8 @@ WRITE_PAUSE_S = 60.0
 LOCK_TIMEOUT_S = 10.0
 _FORMAT = b"qwen35mm disk 3\n"
 _CHECKSUM_BYTES = 32
+# A mark that is further ahead was made by a wrong clock: it says nothing.
+_AHEAD_NS = 24 * 3600 * 10**9
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 
 
@@ -195,8 +197,14 @@ class DiskStore:
 
     def _evict(self, coming_bytes: int) -> int:
         """Removes entries until they and `coming_bytes` are within the limit; returns the resulting bytes."""
-        # A file larger than the budget goes first, before it evicts the others.
-        files = sorted(self._files(), key=lambda file: (file[1].st_size <= self._max_bytes, file[1].st_mtime_ns))
+        latest = time.time_ns() + _AHEAD_NS
+
+        def turn(file: tuple[Path, os.stat_result]) -> tuple[bool, bool, int]:
+            # A file larger than the budget goes first, before it evicts the others.
+            info = file[1]
+            return info.st_size <= self._max_bytes, info.st_mtime_ns <= latest, info.st_mtime_ns
+
+        files = sorted(self._files(), key=turn)
         total = sum(info.st_size for _, info in files) + coming_bytes
         limit = max(self._max_bytes - self._max_bytes // 16, coming_bytes)
         for path, info in files:
@@ -218,7 +226,9 @@ class DiskStore:
     def _mark_used(self, path: Path) -> None:
         # A clock that stands still or goes back must not reverse the order of marks; some file systems count in steps
         # of 100 ns.
-        self._last_tick_ns = tick = max(time.time_ns(), self._last_tick_ns + 1000)
+        now = time.time_ns()
+        tick = self._last_tick_ns + 1000
+        self._last_tick_ns = tick = max(now, tick) if tick <= now + _AHEAD_NS else now
         os.utime(path, ns=(tick, tick))
 
 

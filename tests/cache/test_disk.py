@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -317,6 +318,24 @@ def test_an_entry_larger_than_the_budget_is_not_written(tmp_path: Path, log: pyt
     # It pushed nothing out, and nothing is paused.
     assert holds(store, 0)
     put(store, 3)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_entries_of_a_clock_that_was_ahead_make_room(
+    restarts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now = DiskStore(tmp_path, max_bytes=8 * 1024), time.time_ns()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: now + 10**18)
+        for number in range(8):
+            put(store, number, 192)
+    if restarts:
+        store = DiskStore(tmp_path, max_bytes=8 * 1024)
+    for number in range(100, 120):
+        put(store, number, 192)
+    kept = [number for number in (*range(8), *range(100, 120)) if store.contains("state", address_of(number))]
+    assert len(kept) > 2
+    assert kept == list(range(120 - len(kept), 120))
 
 
 def test_a_cache_that_was_cleared_under_us_is_made_again(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:

@@ -137,4 +137,8 @@ def streaming(stream: AsyncIterator[bytes]) -> StreamingResponse:
 def frame(data: Mapping[str, Any], name: str | None = None) -> bytes:
     """One server-sent event."""
     head = b"" if name is None else f"event: {name}\n".encode()
-    return head + b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    # Clients in Python may split lines here, too.
+    for end in ("\x85", "\u2028", "\u2029"):
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return head + b"data: " + text.encode() + b"\n\n"

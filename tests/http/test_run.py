@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import json
 import socket
 import ssl
 import subprocess
@@ -88,6 +89,12 @@ def test_what_is_in_progress_is_told_of_the_end(caplog: pytest.LogCaptureFixture
     ]
     assert (answers[0].status_code, answers[0].json()["error"]["kind"]) == (503, "shutting_down")
     assert "Traceback" not in caplog.text
+
+
+def test_an_event_is_one_line_also_for_those_who_split_as_python_does() -> None:
+    said = "a\x85b\u2028c\u2029d\x1ce\r\nf\\u2028g"
+    (line, end) = frame({"said": said}).decode().splitlines()
+    assert (json.loads(line.removeprefix("data: ")), end) == ({"said": said}, "")
 
 
 def test_names_paths_and_proxies() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +35,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 Content = list[Text | Image | Video]
 # What clients write after a tool's result: notes between these tags, and one text after results that name tools.
-_NOTE = re.compile(r"<system-reminder>.*</system-reminder>", re.DOTALL)
+_NOTE, _NOTE_END = "<system-reminder>", "</system-reminder>"
 _LOADED = "Tool loaded."
 
 
@@ -59,7 +58,7 @@ class _Result:
         As the user's own turn it would be a new question, for which the template drops the thinking of all steps
         before: they would have to be read again. What a person writes is always the user's turn.
         """
-        return (self.loads_tools and text.strip() == _LOADED) or _NOTE.fullmatch(text.strip()) is not None
+        return (self.loads_tools and text.strip() == _LOADED) or _is_note(text)
 
     @property
     def message(self) -> Message:
@@ -82,8 +81,10 @@ class Blocks:
         for at, block in enumerate(blocks):
             text = self._system_text(block, f"system.{at}")
             if text.startswith(_BILLING):
-                self._notes.ignore(f"system.{at}", "is about billing")
-            elif text:
+                self._notes.ignore(f"system.{at}", "begins with a line about billing")
+                # Some gateways join a system prompt's blocks.
+                text = text.partition("\n")[2].lstrip("\n")
+            if text:
                 texts.append(text)
         return [Message("system", (Text("\n\n".join(texts)),))] if texts else []
 
@@ -91,7 +92,7 @@ class Blocks:
         if isinstance(block, str):
             return block
         if block.get("type") in ("text", None):
-            self._check_fields({"type": "text", **block}, place)
+            self._check_fields({**block, "type": "text"}, place)
             return self._text(block.get("text"), f"{place}.text")
         return self._carried(block, place) or ""
 
@@ -308,3 +309,9 @@ def _titled(block: dict[str, Any], text: str) -> str:
 
 def _lower(part: Text | Image | Video) -> str:
     return part.text.casefold() if isinstance(part, Text) else ""
+
+
+def _is_note(text: str) -> bool:
+    """Whether a text is notes of the client alone."""
+    *notes, rest = text.split(_NOTE_END)
+    return bool(notes) and not rest.strip() and all(note.lstrip().startswith(_NOTE) for note in notes)

@@ -208,7 +208,12 @@ def test_the_system_prompt_is_what_says_something(backend: Recording) -> None:
     blocks = [billing, {**HI, "cache_control": {"type": "ephemeral", "ttl": "1h"}, "citations": None}]
     (system, _), notes = conversation(backend, U, system=[*blocks, {"type": "text", "text": ""}, "There."])
     assert system.text == "Hi\n\nThere."
-    assert notes == ["system.0 is about billing; ignored"]
+    assert notes == ["system.0 begins with a line about billing; ignored"]
+    # Joined by a gateway.
+    (system, _), notes = conversation(backend, U, system=f"{billing['text']}\n\nBe brief.\nAlways.")
+    assert (system.text, len(notes)) == ("Be brief.\nAlways.", 1)
+    (system, _), notes = conversation(backend, U, system=[{"type": None, "text": "Hi"}])
+    assert (system.text, notes) == ("Hi", [])
     (only,), notes = conversation(backend, U, system=[{"type": "text", "text": ""}])
     assert (only.role, notes) == ("user", [])
 
@@ -345,6 +350,11 @@ def test_notes_of_the_client_after_a_result_are_no_new_question(backend: Recordi
     ]
     (*_, tool, user), notes = conversation(backend, U, assistant(use()), {"role": "user", "content": blocks})
     assert (tool.text, user.text, notes) == (f"Rain\n\n{reminder}", "And <b>now</b>?", [])
+    # What a person wrote between two of them is a turn of its own.
+    for said, role in ((f"{reminder}\n{reminder}", "tool"), (f"{reminder}And now?{reminder}", "user")):
+        content = [*result("Rain")["content"], {"type": "text", "text": said}]
+        (*_, last), _ = conversation(backend, U, assistant(use()), {"role": "user", "content": content}, tools=[TOOL])
+        assert last.role == role
     found = result([{"type": "tool_reference", "tool_name": "weather"}])["content"]
     blocks = [*found, {"type": "text", "text": "Tool loaded."}]
     (*_, tool), _ = conversation(backend, U, assistant(use()), {"role": "user", "content": blocks})

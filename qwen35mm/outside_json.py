@@ -92,6 +92,11 @@ def num_values(text: bytes) -> int:
     return sum(piece.count(b",") + piece.count(b"[") + piece.count(b"{") for piece in _outside_strings(text))
 
 
+def num_objects(text: bytes | bytearray) -> int:
+    """How many objects a text has."""
+    return sum(piece.count(b"{") for piece in _outside_strings(text))
+
+
 def _outside_strings(text: bytes | bytearray) -> Iterator[bytes]:
     """The text without its quoted strings, a chunk at a time."""
     is_inside, carried = False, b""

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.requests import Request
 
 from qwen35mm.http.bodies import read_bytes
+from qwen35mm.outside_json import num_objects
 from qwen35mm.pools import REQUESTS
-from qwen35mm.server.errors import invalid
+from qwen35mm.server.errors import ApiError, invalid
 from qwen35mm.server.notes import Notes, notes_of
 
 _OBJECT = TypeAdapter(dict[str, Any], config=ConfigDict(allow_inf_nan=False))
@@ -20,6 +21,8 @@ _OBJECT = TypeAdapter(dict[str, Any], config=ConfigDict(allow_inf_nan=False))
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL)
 _MARK = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 32_768
+# Each message, part, block, item and call is one or two. Numbers are cheap; these are read one by one.
+MAX_OBJECTS = 100_000
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -36,9 +39,12 @@ async def read_object(request: Request) -> dict[str, Any]:
 
     Raises:
         HttpError: as `read_bytes`.
-        ApiError: it isn't a JSON object.
+        ApiError: it isn't a JSON object, or has too many in it.
     """
     body = await read_bytes(request)
+    if body.count(b"{") > MAX_OBJECTS and await REQUESTS.run(num_objects, body) > MAX_OBJECTS:
+        message = f"The body holds too many objects: at most {MAX_OBJECTS:,} are taken."
+        raise ApiError(413, message, code="too_large")
     try:
         return await _object(body, notes_of(request))
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -67,6 +68,8 @@ _MAX_FRAMES = 4096
 # that needn't be readable have a number of their own, and half of the bytes.
 MAX_FETCHED = 32
 MAX_FETCHED_BYTES = 700 * 2**20
+# A millisecond or two.
+_READ_AT_ONCE = 256
 
 Fetch = Callable[[str, str], Awaitable[bytes]]
 
@@ -121,6 +124,13 @@ class Parts:
         # By whether they must be readable: media of past turns leave room for those of the question.
         self._num_fetched: Counter[bool] = Counter()
         self._fetched_bytes = 0
+        self._num_read = 0
+
+    async def breathe(self) -> None:
+        """Lets others have the event loop now and then: call it for each part, item and call of the request."""
+        self._num_read += 1
+        if self._num_read % _READ_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
     async def content(self, content: Any, place: str, *, must_read: bool) -> tuple[Text | Image | Video, ...]:
         """Reads a message's content: null, a text, a part, or a list of parts. Empty texts are dropped.
@@ -137,6 +147,7 @@ class Parts:
         found: list[Text | Image | Video] = []
         for at, part in enumerate(listed):
             where = f"{place}.{at}" if isinstance(content, list) else place
+            await self.breathe()
             line = self._foreign(part, where, must_read=must_read)
             if line is not None:
                 add_line(found, line)

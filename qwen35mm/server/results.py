@@ -35,6 +35,7 @@ def _ordered(answer: Message, results: list[Message]) -> list[Message]:
     if is_unsure or not {*told} <= {*ids}:
         return results
     by_id = {result.tool_call_id: result for result in results}
-    last = max(map(ids.index, told))
+    places = {name: at for at, name in enumerate(ids)}
+    last = max(places[name] for name in told)
     missing = (Text(NO_RESULT),)
     return [by_id.get(each) or Message("tool", missing, tool_call_id=each) for each in ids[: last + 1]]

@@ -134,6 +134,7 @@ class Blocks:
         )
         for at, block in enumerate(listed):
             where = f"{place}.content.{at}" if isinstance(blocks, list) else f"{place}.content"
+            await self._parts.breathe()
             match block:
                 case {"type": "tool_use"} if role == "assistant":
                     self._check_fields(block, where)
@@ -171,6 +172,7 @@ class Blocks:
 
     async def _add(self, content: Content, block: Any, place: str, *, must_read: bool) -> None:
         """Reads a block of a message, or of a tool's result."""
+        await self._parts.breathe()
         if isinstance(block, str):
             block = {"type": "text", "text": block}
         kind = block.get("type")

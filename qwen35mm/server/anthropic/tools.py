@@ -103,7 +103,7 @@ class Toolbox:
         placed = [(tool, f"tools.{at}") for at, tool in enumerate(tools)]
         later = [each for each in placed if each[0].defer_loading and not shows_all]
         # Of two with one name, the model had better know one.
-        self.shown = tuple(self._all_of([each for each in placed if each not in later]))
+        self.shown = tuple(self._all_of([each for each in placed if shows_all or not each[0].defer_loading]))
         if len(self.shown) > MAX_TOOLS:
             message = f"tools may be {MAX_TOOLS} at most, besides deferred ones; got {len(self.shown):,}."
             raise ApiError(400, message, "tools")
@@ -123,7 +123,7 @@ class Toolbox:
     def introduce(self, name: Any) -> str:
         """What tells the model at a place in the conversation that it may call a tool."""
         tool = self._later.get(name) if isinstance(name, str) else None
-        if tool is None:
+        if tool is None or self._told.get(name) is tool:
             return f"The tool {name!s:.256} can be called."
         self._told[name_of(tool)] = tool
         return f"This tool can be called now:\n<tools>\n{json.dumps(tool, ensure_ascii=False)}\n</tools>"

@@ -104,7 +104,7 @@ async def _messages(
         if not content and isinstance(refusal := values.get("refusal"), str) and refusal:
             content = (Text(refusal),)
         reasoning = reasoning_of(values) or _thoughts(values.get("content"))
-        calls = _calls(values, place, reader, notes)
+        calls = await _calls(values, place, parts, reader, notes)
         return [Message("assistant", content, reasoning=reasoning, tool_calls=calls, name=name)]
     for field in ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"):
         if values.get(field):
@@ -127,12 +127,15 @@ def _thoughts(content: Any) -> str | None:
     return reasoning_of({"thinking_blocks": blocks})
 
 
-def _calls(values: Mapping[str, Any], place: str, reader: CallReader, notes: Notes) -> tuple[ToolCall, ...]:
+async def _calls(
+    values: Mapping[str, Any], place: str, parts: Parts, reader: CallReader, notes: Notes
+) -> tuple[ToolCall, ...]:
     calls, former = values.get("tool_calls"), values.get("function_call")
     listed = calls if isinstance(calls, list) else [each for each in (calls, former) if isinstance(each, dict)][:1]
     found: list[ToolCall] = []
     for at, call in enumerate(listed):
         where = f"{place}.tool_calls.{at}"
+        await parts.breathe()
         if not isinstance(call, dict):
             notes.ignore(where, "isn't an object")
             continue

@@ -95,6 +95,7 @@ class _Reader:
 
     async def _items(self, value: Item, place: str, *, is_new: bool) -> list[Item]:
         """One value of the input; a message in the form of chat completions may become several items."""
+        await self._parts.breathe()
         kind = value.get("type")
         if kind is None:
             is_reference = "role" not in value and isinstance(value.get("id"), str)
@@ -177,6 +178,7 @@ class _Reader:
         calls = value.get("tool_calls")
         for at, call in enumerate(calls if isinstance(calls, list) else []):
             function = call.get("function") if isinstance(call, dict) else None
+            await self._parts.breathe()
             if isinstance(function, dict):
                 where = f"{place}.tool_calls.{at}"
                 found.append(self._call({**function, "call_id": call.get("id")}, CALLS[0], where))

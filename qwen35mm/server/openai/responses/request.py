@@ -9,6 +9,7 @@ from typing import Any
 
 from qwen35mm.chat.store.store import new_id
 from qwen35mm.contract import GenerationRequest, SamplingParams
+from qwen35mm.pools import REQUESTS
 from qwen35mm.server.generation import ServedBackend, check_constraints, conversation_of, tenant_of
 from qwen35mm.server.keys import Caller
 from qwen35mm.server.notes import Notes
@@ -59,9 +60,11 @@ async def question_of(
         logprobs=_num_logprobs(request, notes),
     )
     is_kept = isinstance(request, ResponsesRequest) and request.store
+    # In a thread: a conversation may be long.
+    messages = await REQUESTS.run(messages_of, (*past.turns, turn), request.instructions, notes)
     asked = GenerationRequest(
         # A turn's media are kept in the order in which they came.
-        in_order_of_calls(messages_of((*past.turns, turn), request.instructions, notes), moves_media=False),
+        in_order_of_calls(messages, moves_media=False),
         params,
         enable_thinking=request.thinks(request.effort),
         template_options=request.template_options(request.effort, backend.loaded, notes),

@@ -77,9 +77,9 @@ TURNS = Pool("turns", 4, each=2)
 # Counts a draft's cost while it is typed: the least urgent work.
 DRAFTS = Pool("drafts", 2, each=1)
 # A prompt's pixels; decoders have their own threads, and each medium may take hundreds of MiB.
-MEDIA = Pool("media", 4)
+MEDIA = Pool("media", 4, each=3)
 # Renders and tokenizes prompts after their media; must not wait for another's media.
-PROMPTS = Pool("prompts", 4)
+PROMPTS = Pool("prompts", 4, each=2)
 # Checks schemas, each in a child process, and compiles them: up to seconds for a malicious one.
 GRAMMARS = Pool("grammars", 2, each=1)
 # Writes bytes as they arrive and detects their type: always short.

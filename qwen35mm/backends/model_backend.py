@@ -41,6 +41,7 @@ from qwen35mm.contract import (
     pin_plans,
 )
 from qwen35mm.contract.messages import check_conversation, with_stand_ins
+from qwen35mm.contract.request import person_of
 from qwen35mm.decoding import Decoders, DecodingProcessor, asked_by
 from qwen35mm.engine import (
     CachedPrompt,
@@ -171,9 +172,10 @@ class ModelBackend(PlainPrompts):
         request = self._with_options(request)
         params = request.params or self.loaded.generation
         check_token_ids(params, self.loaded.config.text.vocab_size)
-        calls = await constrained_calls(request, params, self.loaded, person=request.tenant)
+        person = person_of(request.tenant)
+        calls = await constrained_calls(request, params, self.loaded, person=person)
         found: list[PreparedMedia | DeferredMedia | None] = []
-        async with contextlib.aclosing(self._read_media(request.messages, found)) as updates:
+        async with contextlib.aclosing(self._read_media(request.messages, found, person)) as updates:
             async for progress in updates:
                 yield progress
         told = tuple(None if medium is None else medium.plan for medium in found)
@@ -190,7 +192,8 @@ class ModelBackend(PlainPrompts):
             enable_thinking=self._thinks(params, request.enable_thinking),
         )
         tools = request.shown_tools
-        prompt = await PROMPTS.run(
+        prompt = await PROMPTS.run_for(
+            person,
             self._prompt,
             request.messages,
             plans,
@@ -349,7 +352,7 @@ class ModelBackend(PlainPrompts):
         return plan
 
     async def _read_media(
-        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia | None]
+        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia | None], person: str | None
     ) -> AsyncGenerator[Progress, None]:
         """Appends the messages' media, None for one whose stand-in takes its place. Reads those without a plan one
         after the other in a thread.
@@ -380,7 +383,7 @@ class ModelBackend(PlainPrompts):
                 if not done.cancelled():
                     done.exception()
 
-            reading = asyncio.ensure_future(MEDIA.run(self.media_of, part, report, asker))
+            reading = asyncio.ensure_future(MEDIA.run_for(person, self.media_of, part, report, asker))
             reading.add_done_callback(end)
             try:
                 while (update := await updates.get()) is not None:

@@ -18,7 +18,7 @@ from qwen35mm.backends.scripting.forms import conversation_of
 from qwen35mm.contract import Event, GenerationRequest, Message, Progress, Retain, SamplingParams, pin_plans
 from qwen35mm.contract.messages import with_stand_ins
 from qwen35mm.contract.plain import Conversation, Plain, Pooling, is_plain
-from qwen35mm.contract.request import check_limits, check_params
+from qwen35mm.contract.request import check_limits, check_params, person_of
 from qwen35mm.contract.sampling import MAX_TOP_LOGPROBS
 from qwen35mm.engine import DeferredMedia, Reading, Request, check_constraint, check_num_tokens
 from qwen35mm.errors import ContextTooLongError, PromptError, RequestError
@@ -65,9 +65,9 @@ class PlainPrompts(ABC):
 
     @abstractmethod
     def _read_media(
-        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia | None]
+        self, messages: Sequence[Message], media: list[PreparedMedia | DeferredMedia | None], person: str | None
     ) -> AsyncGenerator[Progress, None]:
-        """Appends the messages' media, None for one whose stand-in takes its place."""
+        """Appends the messages' media, None for one whose stand-in takes its place. `person`: see `person_of`."""
 
     async def stream_prompt(
         self,
@@ -108,11 +108,11 @@ class PlainPrompts(ABC):
         self.loaded.adapter_number(adapter)
         params = params or self.loaded.generation
         if params.is_constrained:
-            await GRAMMARS.run_for(tenant, check_constraint, params)
+            await GRAMMARS.run_for(person_of(tenant), check_constraint, params)
         reading = None
         if prompt_logprobs is not None:
             reading = Reading("logprobs", 1, _checked_count(prompt_logprobs, "prompt_logprobs"))
-        source = await PROMPTS.run(self._plain, None, prompt, control_tokens)
+        source = await PROMPTS.run_for(person_of(tenant), self._plain, None, prompt, control_tokens)
         request = self._request(source, reading, arrival_s, retain, tenant, timeout_s, adapter, params)
         request = replace(request, finds_thinking=finds_thinking)
         async with contextlib.aclosing(self._answer(request, None)) as events:
@@ -147,10 +147,10 @@ class PlainPrompts(ABC):
         self.loaded.adapter_number(adapter)
         num_top = _checked_count(num_top, "num_top")
         if given is None or is_plain(given):
-            source = await PROMPTS.run(self._plain, given, text, control_tokens)
+            source = await PROMPTS.run_for(person_of(tenant), self._plain, given, text, control_tokens)
         elif isinstance(text, str):
             how = {"enable_thinking": enable_thinking, "template_options": template_options, "tools": tools}
-            source = await self._rendered(given, text, **how)
+            source = await self._rendered(given, person_of(tenant), text, **how)
         else:
             raise PromptError(f"An answer must be a string; got {type(text).__name__}.")
         if source.start >= len(source.prompt.token_ids):
@@ -189,9 +189,10 @@ class PlainPrompts(ABC):
         if pooling not in ("last", "mean"):
             raise RequestError(f"pooling must be 'last' or 'mean'; got {pooling!r}.")
         if is_plain(given):
-            source = await PROMPTS.run(self._plain, None, given, control_tokens)
+            source = await PROMPTS.run_for(person_of(tenant), self._plain, None, given, control_tokens)
         else:
-            source = await self._rendered(given, enable_thinking=enable_thinking, template_options=template_options)
+            how = {"enable_thinking": enable_thinking, "template_options": template_options}
+            source = await self._rendered(given, person_of(tenant), **how)
         reading = Reading(pooling)
         async with contextlib.aclosing(
             self._read(source, reading, arrival_s, retain, tenant, timeout_s, adapter)
@@ -241,21 +242,21 @@ class PlainPrompts(ABC):
             replies=params is not None,
         )
 
-    async def _rendered(self, given: Any, answer: str | None = None, **how: Any) -> _Source:
+    async def _rendered(self, given: Any, person: str | None, answer: str | None = None, **how: Any) -> _Source:
         """A conversation in its template, with an answer if given."""
         messages = conversation_of(given)
         how["template_options"] = {**self.template_options, **(how["template_options"] or {})}
         found: list[PreparedMedia | DeferredMedia | None] = []
-        async with contextlib.aclosing(self._read_media(messages, found)) as updates:
+        async with contextlib.aclosing(self._read_media(messages, found, person)) as updates:
             async for _ in updates:
                 pass
         messages = with_stand_ins(messages, [None if medium is None else medium.plan for medium in found])
         media = [medium for medium in found if medium is not None]
         plans = [medium.plan for medium in media]
         if answer is None:
-            prompt, start = await PROMPTS.run(self._prompt, messages, plans, **how), 0
+            prompt, start = await PROMPTS.run_for(person, self._prompt, messages, plans, **how), 0
         else:
-            prompt, start = await PROMPTS.run(self._reply, messages, plans, answer, **how)
+            prompt, start = await PROMPTS.run_for(person, self._reply, messages, plans, answer, **how)
         return _Source(prompt, start, tuple(media), tuple(pin_plans(messages, plans)))
 
     def _prompt(self, messages: Sequence[Message], plans: Sequence[MediaPlan], **how: Any) -> Prompt:

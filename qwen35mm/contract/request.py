@@ -44,7 +44,8 @@ class GenerationRequest:
         conversation: its name; a newer turn replaces the unfinished history commit of an older one, and goes to the
             same server of several.
         retain: what stays cached, see `Retain`.
-        tenant: whose request this is. Nothing after the system prompt is shared with another tenant.
+        tenant: whose request this is. Nothing after the system prompt is shared with another tenant. One person may
+            have several: see `person_of`.
         timeout_s: seconds after which the request ends with a RequestTimeoutError, waiting and media included.
         continue_reply: whether the last message is the beginning of the reply; the answer is the rest of its text.
         adapter: the name of the adapter that answers, one of `ModelInfo.adapters`; None is the model itself.
@@ -122,6 +123,11 @@ class GenerationRequest:
     def shown_tools(self) -> tuple[Mapping[str, Any], ...]:
         """The tools that the model sees: none if it may not call any."""
         return () if self.tool_choice == "none" else tuple(self.tools)
+
+
+def person_of(tenant: str | None) -> str | None:
+    """Who shares the machine's time with others: what stands before a NUL in a tenant; None if that is one person."""
+    return None if tenant is None else tenant.partition("\0")[0] or None
 
 
 def check_limits(retain: Retain, timeout_s: float | None, tenant: str | None) -> None:

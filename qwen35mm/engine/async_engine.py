@@ -162,7 +162,7 @@ class AsyncEngine:
         """
         self.check_process()
         if request.is_constrained:
-            request = await GRAMMARS.run_for(request.salt.decode() or None, self._engine.prepared, request)
+            request = await GRAMMARS.run_for(request.person.decode() or None, self._engine.prepared, request)
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
 

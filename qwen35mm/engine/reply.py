@@ -101,7 +101,7 @@ class Reply:
     @property
     def tenant(self) -> bytes:
         """Who has sent the prompt, for `Shares`."""
-        return self.request.salt
+        return self.request.person
 
     @property
     def left(self) -> float:

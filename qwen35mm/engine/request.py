@@ -67,6 +67,11 @@ class CachedPrompt:
     salt_from: int = 0
     adapter: str | None = None
 
+    @property
+    def person(self) -> bytes:
+        """Its owner, for equal shares; see `person_of`."""
+        return self.salt.partition(b"\0")[0]
+
     def without_pixels(self: P) -> P:
         """The same with only its media's plans, for a prompt that is in the cache."""
         return replace(self, media=tuple(DeferredMedia(medium.plan, _not_any_more) for medium in self.media))

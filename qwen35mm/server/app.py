@@ -19,7 +19,7 @@ from qwen35mm import __version__
 from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits
 from qwen35mm.http.guards import guards
 from qwen35mm.http.settings import HttpSettings
-from qwen35mm.http.streams import frame
+from qwen35mm.http.streams import frame, while_connected
 from qwen35mm.server.anthropic import reply as anthropic_reply
 from qwen35mm.server.anthropic import request as anthropic
 from qwen35mm.server.body import read_body
@@ -131,7 +131,8 @@ class Api(Service):
         caller = self.caller(request)
         body = await read_body(request, chat_completions.ChatCompletionRequest, chat_completions.known_fields)
         model = self.check_model(body.model)
-        asked = await chat_completions.asked_of(body, caller, self._backend, self._sources, notes_of(request))
+        asking = chat_completions.asked_of(body, caller, self._backend, self._sources, notes_of(request))
+        asked = await while_connected(request, asking)
         asked = replace(asked, adapter=self.adapter_of(body.model))
         readers = [ReplyReader(asked.tools, None if body.parallel_tool_calls else 1) for _ in range(body.n)]
         fingerprint = system_fingerprint(self._backend.loaded, asked.adapter)
@@ -148,7 +149,8 @@ class Api(Service):
         caller = self.caller(request)
         body = await read_body(request, anthropic.MessagesRequest, anthropic.known_fields)
         model = self.check_model(body.model)
-        asked = await anthropic.asked_of(body, caller, self._backend, self._sources, notes_of(request))
+        asking = anthropic.asked_of(body, caller, self._backend, self._sources, notes_of(request))
+        asked = await while_connected(request, asking)
         reader = ReplyReader(asked.tools, 1 if body.one_call else None)
         reply = anthropic_reply.Reply(model, reader)
         asked_request = replace(asked.request, adapter=self.adapter_of(body.model))
@@ -162,8 +164,10 @@ class Api(Service):
         caller = self.caller(request)
         body = await read_body(request, anthropic.CountRequest, anthropic.known_count_fields)
         self.check_model(body.model)
-        asked = await anthropic.asked_of(body, caller, self._backend, self._sources, notes_of(request))
-        return JSONResponse({"input_tokens": await num_tokens(asked.request, self._backend)})
+        asking = anthropic.asked_of(body, caller, self._backend, self._sources, notes_of(request))
+        asked = await while_connected(request, asking)
+        counted = await while_connected(request, num_tokens(asked.request, self._backend))
+        return JSONResponse({"input_tokens": counted})
 
     async def models(self, request: Request) -> Response:
         """List the names of the model."""

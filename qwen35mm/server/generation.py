@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qwen35mm.contract import Backend, GenerationRequest, Message
+from qwen35mm.contract.request import person_of
 from qwen35mm.engine import constrained_calls
 from qwen35mm.engine.grammar import GRAMMAR_REFUSAL, REFUSAL
 from qwen35mm.errors import RequestError
@@ -62,8 +63,9 @@ async def check_constraints(request: GenerationRequest, caller: Caller, backend:
         notes.ignore("tools", "can't be called by an answer that follows a grammar")
     template, thinks = backend.loaded.template, request.enable_thinking
     thinks = template.default_enable_thinking if thinks is None else thinks
-    ask = functools.partial(is_carried, enable_thinking=thinks, options=request.template_options)
-    if request.messages and not is_ordinary(request.messages) and await PROMPTS.run(ask, request.messages, template):
+    how = {"enable_thinking": thinks, "options": request.template_options}
+    ask = functools.partial(PROMPTS.run_for, caller.name or None, is_carried, request.messages, template, **how)
+    if request.messages and not is_ordinary(request.messages) and await ask():
         told = (
             "have system messages that the model's chat template refuses: the first are joined, later ones become turns"
         )
@@ -76,6 +78,7 @@ def tenant_of(caller: Caller, salt: str) -> str | None:
     """Who owns a request's text in the cache; None shares it with everybody.
 
     Args:
+        caller: has equal shares with others, whatever the salts (`person_of`).
         salt: the client's own; only requests with the same salt get cache hits on its text.
     """
     return f"{caller.name}\0{salt}" if caller.name or salt else None
@@ -110,4 +113,4 @@ async def prompt_ids(
         add_generation_prompt=add_generation_prompt,
         continue_reply=request.continue_reply,
     )
-    return await PROMPTS.run(made, request.messages)
+    return await PROMPTS.run_for(person_of(request.tenant), made, request.messages)

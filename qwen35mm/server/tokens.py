@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from qwen35mm.http.streams import while_connected
 from qwen35mm.pools import PROMPTS
 from qwen35mm.prompt.outside import MAX_OUTSIDE_CHARS
 from qwen35mm.server.body import read_object, validated
@@ -23,6 +25,8 @@ from qwen35mm.server.parts import Sources
 from qwen35mm.server.service import Service
 
 _NUMBERS_AT_ONCE = 10_000
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class TokenizeRequest(BaseModel):
@@ -76,46 +80,54 @@ class TokenRoutes:
         values, notes = await read_object(request), notes_of(request)
         if "messages" in values:
             body = validated(values, ConversationRequest, notes, chat_completions.known_fields)
-            ids = await self._ids(body, caller, notes)
-            return await self._tokens(ids, tells_texts=body.return_token_strs)
+            ids = await self._ids(request, body, caller, notes)
+            return await self._tokens(request, caller, ids, tells_texts=body.return_token_strs)
         # llama.cpp's name.
         if "content" in values and "prompt" not in values:
             values["prompt"] = values.pop("content")
         text = validated(values, TokenizeRequest, notes)
         self._service.check_model(text.model)
         try:
-            ids = await PROMPTS.run(self._backend.loaded.tokenizer.encode_plain, text.prompt)
+            ids = await self._run(request, caller, self._backend.loaded.tokenizer.encode_plain, text.prompt)
         except ValueError as error:
             raise ApiError(400, str(error), "prompt") from None
-        return await self._tokens(ids, tells_texts=text.return_token_strs)
+        return await self._tokens(request, caller, ids, tells_texts=text.return_token_strs)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
-        self._service.caller(request)
+        caller = self._service.caller(request)
         body = validated(await read_object(request), DetokenizeRequest, notes_of(request))
         self._service.check_model(body.model)
         tokenizer = self._backend.loaded.tokenizer
         if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < tokenizer.vocab_size:
             raise ApiError(400, f"tokens must be ids from 0 to {tokenizer.vocab_size - 1:,}.", "tokens")
-        return JSONResponse({"prompt": await PROMPTS.run(tokenizer.decode, body.tokens, skip_special=False)})
+        text = await self._run(request, caller, tokenizer.decode, body.tokens, skip_special=False)
+        return JSONResponse({"prompt": text})
 
     async def apply_template(self, request: Request) -> Response:
         """The text of a conversation's prompt, as the model reads it."""
         caller, notes = self._service.caller(request), notes_of(request)
         body = validated(await read_object(request), ConversationRequest, notes, chat_completions.known_fields)
-        ids = await self._ids(body, caller, notes)
-        tokenizer = self._backend.loaded.tokenizer
-        return JSONResponse({"prompt": await PROMPTS.run(tokenizer.decode, ids, skip_special=False)})
+        ids = await self._ids(request, body, caller, notes)
+        text = await self._run(request, caller, self._backend.loaded.tokenizer.decode, ids, skip_special=False)
+        return JSONResponse({"prompt": text})
 
-    async def _ids(self, body: ConversationRequest, caller: Caller, notes: Notes) -> list[int]:
+    async def _ids(self, request: Request, body: ConversationRequest, caller: Caller, notes: Notes) -> list[int]:
         self._service.check_model(body.model)
-        asked = await chat_completions.asked_of(body, caller, self._backend, self._sources, notes)
-        made = await prompt_ids(asked, self._backend, add_generation_prompt=body.add_generation_prompt)
-        return made.tolist()
+        asking = chat_completions.asked_of(body, caller, self._backend, self._sources, notes)
+        asked = await while_connected(request, asking)
+        how = {"add_generation_prompt": body.add_generation_prompt}
+        return (await while_connected(request, prompt_ids(asked, self._backend, **how))).tolist()
 
-    async def _tokens(self, ids: list[int], *, tells_texts: bool) -> Response:
-        content = await PROMPTS.run(self._written, ids, tells_texts)
+    async def _tokens(self, request: Request, caller: Caller, ids: list[int], *, tells_texts: bool) -> Response:
+        content = await self._run(request, caller, self._written, ids, tells_texts)
         return Response(content, media_type="application/json")
+
+    async def _run(
+        self, request: Request, caller: Caller, function: Callable[P, T], /, *args: P.args, **named: P.kwargs
+    ) -> T:
+        """Calls the function in the caller's turn. Raises ClientDisconnect: the client hung up."""
+        return await while_connected(request, PROMPTS.run_for(caller.name or None, function, *args, **named))
 
     def _written(self, ids: list[int], tells_texts: bool) -> str:
         """The body of `tokenize`'s answer, written in chunks: one call for millions of numbers would block others."""

@@ -59,6 +59,14 @@ def ask(engine: Engine, chat: Chat, messages: list[Message], salt: bytes) -> tup
     return request, answer.result
 
 
+def test_one_person_with_several_tenants_has_one_share(loaded: LoadedModel, chat: Chat) -> None:
+    engine = Engine(loaded, SETTINGS, cache_settings(loaded))
+    for salt in (b"ann\0one", b"ann\0two", b"bob\0one"):
+        engine.add(chat.request([user("hello")], salt=salt))
+        engine.step()
+    assert [reply.tenant for reply in engine._running.values()] == [b"ann", b"ann", b"bob"]
+
+
 @pytest.mark.parametrize(
     ("engine_of", "system"),
     [("disk", None), ("memory", SHORT), ("memory", LONG), ("disk", LONG)],

@@ -96,11 +96,13 @@ async def ask(
     method: str = "POST",
     query: str = "",
     headers: Iterable[tuple[str, str]] = (),
+    hangs_up: asyncio.Event | None = None,
 ) -> Answer:
-    """What the application answers to one request; a client that stays until the end.
+    """What the application answers to one request.
 
     Args:
         path: as in an address, escapes included.
+        hangs_up: when the client does; None is one that stays until the end.
     """
     scope = {
         "type": "http",
@@ -127,8 +129,8 @@ async def ask(
         if not ended.is_set():
             ended.set()
             return {"type": "http.request", "body": b"", "more_body": False}
-        await asyncio.Event().wait()
-        raise AssertionError("nobody hangs up")
+        await (hangs_up or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":

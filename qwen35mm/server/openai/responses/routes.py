@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from qwen35mm.chat.store.store import new_id
 from qwen35mm.contract import Image, Video
 from qwen35mm.errors import ContextTooLongError, NotFoundError, Qwen35mmError
+from qwen35mm.http.streams import while_connected
 from qwen35mm.pools import REQUESTS, SAVING
 from qwen35mm.server.body import read_body
 from qwen35mm.server.errors import ApiError, api_error, invalid
@@ -108,7 +109,7 @@ class ResponsesRoutes:
         body = await read_body(request, CountRequest, known_fields)
         self._service.check_model(body.model)
         question = await self._question(request, caller, body, await self._past(caller, body))
-        counted = await num_tokens(question.asked, self._backend)
+        counted = await while_connected(request, num_tokens(question.asked, self._backend))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
     async def retrieve(self, request: Request) -> Response:
@@ -179,7 +180,8 @@ class ResponsesRoutes:
             except NotFoundError:
                 raise ApiError(404, f"{place}: there is no item {item_id[:200]!r}: {_WHY_NONE}", place) from None
 
-        return await question_of(body, past, caller, self._backend, self._sources, find, notes_of(request))
+        asking = question_of(body, past, caller, self._backend, self._sources, find, notes_of(request))
+        return await while_connected(request, asking)
 
     async def _found(self, request: Request, look: Callable[[Caller, str], Any], caller: Caller) -> Any:
         """Looks the path's response up. Raises ApiError 404."""

@@ -306,7 +306,8 @@ class ModelBackend(PlainPrompts):
             return None  # `prepare` raises the error
         if not isinstance(part.source, PreparedMedia | EncodedMedium):
             self.media.check(plan, part.source)
-        return DeferredMedia(plan, functools.partial(self.media_of, part))
+        num_bytes = len(part.source) if isinstance(part.source, str | bytes) else 0
+        return DeferredMedia(plan, functools.partial(self.media_of, part), num_bytes)
 
     def media_of(
         self, part: Image | Video, report: Callable[[int, int], None] | None = None, asker: Asker | None = None

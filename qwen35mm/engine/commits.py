@@ -14,8 +14,9 @@ from qwen35mm_preprocess import MediaError
 
 logger = logging.getLogger(__name__)
 
-# Most pending commits; beyond this the oldest are dropped.
+# Most pending commits, and most bytes of their media; beyond these the oldest are dropped.
 _MAX_PENDING = 32
+_MAX_MEDIA_BYTES = 256 << 20
 
 
 class Commits:
@@ -45,8 +46,12 @@ class Commits:
         self.supersede(source.conversation)
         prefill = Prefill(self._runtime, source, with_tail=False)
         self._pending[source.conversation or uuid.uuid4().hex] = prefill
-        if len(self._pending) > _MAX_PENDING:
+        while len(self._pending) > 1 and (len(self._pending) > _MAX_PENDING or self._media_bytes > _MAX_MEDIA_BYTES):
             self._end(next(iter(self._pending)))
+
+    @property
+    def _media_bytes(self) -> int:
+        return sum(prefill.source.num_media_bytes for prefill in self._pending.values())
 
     def supersede(self, conversation: str | None) -> None:
         """Drops a conversation's pending commit: a newer prompt continues from the commit's last cut."""

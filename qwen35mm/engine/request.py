@@ -38,11 +38,12 @@ _NO_MEMORY = re.compile(
 class DeferredMedia:
     """A medium with a known plan and digests, whose pixels are read only if its embeddings aren't cached.
 
-    `load` runs in another thread and may raise a MediaError, which ends the request.
+    `load` runs in another thread and may raise a MediaError, which ends the request. It keeps `num_bytes` in memory.
     """
 
     plan: MediaPlan
     load: Callable[[], PreparedMedia]
+    num_bytes: int = 0
 
 
 def _not_any_more() -> PreparedMedia:
@@ -66,6 +67,14 @@ class CachedPrompt:
     salt: bytes = b""
     salt_from: int = 0
     adapter: str | None = None
+
+    @property
+    def num_media_bytes(self) -> int:
+        """What its media keep in memory: files, or pixels."""
+        held = (
+            each.num_bytes if isinstance(each, DeferredMedia) else each.patches.pixels.nbytes for each in self.media
+        )
+        return sum(held)
 
     @property
     def person(self) -> bytes:

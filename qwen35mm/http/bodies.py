@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from contextvars import ContextVar
 
 import anyio
 from starlette.requests import Request
@@ -25,12 +26,26 @@ RETRY_AFTER_S = 5
 _SMALL_BYTES = 2**20
 
 
+# Counts bytes that a request holds besides its body.
+_hold: ContextVar[Callable[[int], None] | None] = ContextVar("hold", default=None)
+
+
+def hold(num_bytes: int) -> None:
+    """Counts bytes that this request holds besides its body, until it is answered.
+
+    Raises:
+        HttpError: 429, all requests together hold too much.
+    """
+    if (count := _hold.get()) is not None:
+        count(num_bytes)
+
+
 class BodyLimits:
     """ASGI middleware: reading a body that is too large, or one large body too many, raises HttpError.
 
     Args:
         max_bytes: of one body.
-        max_held_bytes: of all bodies of unanswered requests.
+        max_held_bytes: of all unanswered requests: their bodies, and what they `hold`.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES, max_held_bytes: int = MAX_HELD_BYTES) -> None:
@@ -43,8 +58,14 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        num_bytes = 0
+        num_bytes = other_bytes = 0
         announced = _announced(scope)
+
+        def count(new: int) -> None:
+            nonlocal other_bytes
+            other_bytes += new
+            self._held_bytes += new
+            self._check_held(other_bytes, 0)
 
         async def counted() -> Message:
             nonlocal num_bytes
@@ -57,14 +78,20 @@ class BodyLimits:
             self._check(num_bytes, 0)
             return message
 
+        # Of two around each other, the outer one counts for all applications in it.
+        token = _hold.set(_hold.get() or count)
         try:
             await self._app(scope, counted, send)
         finally:
-            self._held_bytes -= num_bytes
+            _hold.reset(token)
+            self._held_bytes -= num_bytes + other_bytes
 
     def _check(self, num_bytes: int, missing_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise too_large(self._max_bytes)
+        self._check_held(num_bytes, missing_bytes)
+
+    def _check_held(self, num_bytes: int, missing_bytes: int) -> None:
         if num_bytes > _SMALL_BYTES and self._held_bytes + missing_bytes > self._max_held_bytes:
             raise HttpError(
                 429,

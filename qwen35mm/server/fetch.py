@@ -17,6 +17,7 @@ import anyio
 import httpx
 
 from qwen35mm.errors import PromptError
+from qwen35mm.http.bodies import hold
 from qwen35mm.server.errors import ApiError
 from qwen35mm.server.parts import Fetch
 from qwen35mm_preprocess import MediaLimits
@@ -157,6 +158,7 @@ async def _body(answer: httpx.Response, max_bytes: int) -> bytes:
     body = bytearray()
     async for piece in answer.aiter_raw():
         body += piece
+        hold(len(piece))
         if len(body) > max_bytes:
             most = decimal(max_bytes / 2**20, 0)
             raise _RefusedError(say("it has more than the {most} MiB that are taken", most=most))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image as PILImage
 
 from qwen35mm.backends.local import LocalBackend
 from qwen35mm.contract import (
@@ -24,7 +26,7 @@ from qwen35mm.contract import (
     TextDelta,
     ToolCall,
 )
-from qwen35mm.engine import Engine, EngineSettings
+from qwen35mm.engine import Engine, EngineSettings, commits
 from qwen35mm.model import LoadedModel
 from qwen35mm.prompt import Prompt
 from tests.engine.exact import (
@@ -202,6 +204,25 @@ def holds(prompt: Prompt, text: str, chat: Chat) -> bool:
 def history_of(chat: Chat, num_turns: int, words_each: int) -> list[Message]:
     questions = [user(words("turn", number, count=words_each)) for number in range(num_turns)]
     return dialog([*questions, user(words("next"))])
+
+
+def test_pending_commits_keep_few_files_in_memory(
+    backend: LocalBackend, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy server commits nothing, and the files of answered requests may be large."""
+    file = io.BytesIO()
+    PILImage.new("RGB", (64, 64)).save(file, "PNG")
+    plan = backend.media.prepare(file.getvalue()).plan
+    asked = [Message("user", (Image(file.getvalue(), plan), Text("What?"))), Message("assistant", "Nothing.")]
+    engine, history = Engine(chat.loaded, SETTINGS), backend.history(GenerationRequest(asked))
+    assert history.num_media_bytes == len(file.getvalue())
+    monkeypatch.setattr(commits, "_MAX_MEDIA_BYTES", int(2.5 * len(file.getvalue())))
+    for num in (1, 2, 2, 2):
+        engine.commit(history)
+        assert len(engine._commits) == num
+    monkeypatch.setattr(commits, "_MAX_MEDIA_BYTES", 0)
+    engine.commit(history)
+    assert len(engine._commits) == 1
 
 
 @pytest.mark.parametrize("num_turns", [2, 12])

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from qwen35mm.http import bodies
 from qwen35mm.model import LoadedModel
 from qwen35mm.server.app import create_app
+from qwen35mm.server.parts import Sources
 from tests.server.instant import Answer, Instant, ask
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -190,6 +191,31 @@ async def test_unknown_addresses_and_ways_are_told_in_the_protocols_form(app: Fa
         answer = await ask(app, CHAT, headers=[headers])
         assert answer.status == status
         check_refusal(CHAT, answer)
+
+
+async def test_what_requests_fetch_counts_as_their_bodies_do(
+    demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_SMALL_BYTES", 1000)
+    come, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def fetch(address: str, place: str) -> bytes:
+        bodies.hold(8000)
+        come.release()
+        await go_on.wait()
+        return b"no picture"
+
+    app = create_app(Instant(demo), sources=Sources(fetch=fetch), max_held_bytes=15_000)
+    part = {"type": "image_url", "image_url": {"url": "https://a.example/a.png"}}
+    body = json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode()
+    for _ in range(2):
+        first = asyncio.create_task(ask(app, CHAT, body))
+        await come.acquire()
+        second = await ask(app, CHAT, body)
+        assert (second.status, second.json()["error"]["code"]) == (429, "too_much_at_once")
+        go_on.set()
+        assert (await first).status == 400
+        go_on.clear()
 
 
 async def test_a_server_whose_engine_ended_asks_to_be_started_again(demo: LoadedModel) -> None:

@@ -80,6 +80,11 @@ async def test_a_file_is_read_within_limits(port: int, monkeypatch: pytest.Monke
     base = f"http://files.example:{port}"
     assert await read(f"{base}/file", "x") == await read(f"{base}/here", "x") == b"x" * 2000
     assert await read(f"{base}/host", "x") == f"files.example:{port}".encode()
+    counted: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "hold", counted.append)
+        await read(f"{base}/file", "x")
+    assert sum(counted) == 2000
     for path, words in (
         ("large", "more than the 0 MiB"),
         ("loop", "redirected more than 3"),

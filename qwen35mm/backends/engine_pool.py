@@ -35,7 +35,7 @@ PATIENCE_S = 300.0
 # Conversations whose engine is remembered.
 _MOST_HELD = 10_000
 # The engine may answer later, or another engine now.
-_PASSING = (EngineError, QueueFullError, RequestTimeoutError)
+PASSING = (EngineError, QueueFullError, RequestTimeoutError)
 
 
 @dataclass(eq=False)
@@ -109,7 +109,7 @@ class EnginePool(Generic[E]):
             member = await self._take(lost, conversation)
             try:
                 answer = await ask(member.engine)
-            except _PASSING as error:
+            except PASSING as error:
                 lost.append(member)
                 self.lose(member, error)
                 if len(lost) == MAX_LOST:
@@ -193,11 +193,13 @@ class EnginePool(Generic[E]):
             try:
                 await self._probe(member.engine)
                 break
-            except _PASSING:
+            except PASSING:
                 continue
             except Qwen35mmError as error:
                 self._leave(member, error)
                 return
+            except Exception:
+                logger.exception("asking %s whether it answers failed", member.name)
         member.state, self._none_since_s = "here", None
         logger.warning("%s answers again.", member.name)
         self._tell()

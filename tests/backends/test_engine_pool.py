@@ -177,3 +177,18 @@ async def test_only_the_latest_conversations_are_remembered(monkeypatch: pytest.
     monkeypatch.setattr(engine_pool, "_MOST_HELD", 2)
     async with opened(1, 1) as (pool, _):
         assert [await pool.use(FakeEngine.ask, each) for each in "xyzx"] == ["a", "b", "a", "b"]
+
+
+async def test_a_bug_of_the_probe_loses_no_engine_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[None] = []
+
+    async def probe(engine: FakeEngine) -> None:
+        if not failed:
+            failed.append(None)
+            raise KeyError("bug")
+
+    monkeypatch.setattr(FakeEngine, "probe", probe)
+    async with opened(1) as (pool, _):
+        pool.lose(pool.members[0], EngineError("It is gone."))
+        await until(lambda: pool.members[0].state == "here")
+    assert failed

@@ -85,7 +85,7 @@ class Attempts:
                 break
             except Fault as fault:
                 fault.was_begun = reply.has_text and not whole
-                if learn(fault, about):
+                if not fault.was_begun and learn(fault, about):
                     about = {name: value for name, value in about.items() if name not in fault.unknown}
                     body = await asyncio.to_thread(without, body, fault.unknown)
                     continue

@@ -19,10 +19,13 @@ from qwen35mm.backends.remote.deadline import Deadline, Patience, RemoteTimeouts
 from qwen35mm.backends.remote.faults import Fault, foreign, read_retry_after, read_said, refused
 from qwen35mm.backends.remote.reply import DONE, Piece, Reply
 from qwen35mm.backends.remote.sse import EventReader
-from qwen35mm.errors import ConfigError, EngineError, Qwen35mmError, RequestTimeoutError
+from qwen35mm.errors import ConfigError, EngineError, Qwen35mmError, RequestError, RequestTimeoutError
+from qwen35mm.outside_json import MAX_BYTES
 from qwen35mm_preprocess.say import say
 
-_MAX_BODY_BYTES = 2**20
+# What a refusal says, and an answer that isn't streamed: the scores of a long text are large.
+_MAX_REFUSAL_BYTES = 2**20
+_MAX_ANSWER_BYTES = MAX_BYTES
 # Anything after "[DONE]" arrives with it, or never.
 _END_S = 0.5
 # Below uvicorn's 5 s, so that no request meets a connection that is closing.
@@ -218,17 +221,18 @@ class Connection:
             raise Fault(EngineError, words.unreachable if unreached else words.broken_off, is_passing=True) from None
 
     async def _read_success(self, response: httpx.Response, patience: Patience, sent: Collection[str]) -> bytes:
-        """The body of a response, up to a limit. Raises Fault unless it is a success."""
-        body, chunks = b"", response.aiter_bytes()
-        while chunk := await patience.wait(anext(chunks, b"")):
+        """The body of a response. Raises Fault unless it is a success, and within a limit."""
+        body, chunks = bytearray(), response.aiter_bytes()
+        most = _MAX_ANSWER_BYTES if response.is_success else _MAX_REFUSAL_BYTES
+        while len(body) <= most and (chunk := await patience.wait(anext(chunks, b""))):
             patience.restart()
             body += chunk
-            if len(body) > _MAX_BODY_BYTES:
-                break
         if not response.is_success:
             retry_after_s = read_retry_after(response.headers.get("retry-after"), time.time())
-            raise refused(response.status_code, read_said(body), sent, retry_after_s)
-        return body
+            raise refused(response.status_code, read_said(bytes(body)), sent, retry_after_s)
+        if len(body) > most:
+            raise Fault(RequestError, words.too_long(most >> 20), status=response.status_code)
+        return bytes(body)
 
 
 def _parse(url: str) -> httpx.URL:

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
-from qwen35mm.backends.engine_pool import PATIENCE_S, EnginePool, Member
+from qwen35mm.backends.engine_pool import PASSING, PATIENCE_S, EnginePool, Member
 from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.contract import Event, GenerationRequest, ModelInfo
 from qwen35mm.decoding import DecodingProcessor
-from qwen35mm.errors import ConfigError, EngineError, Qwen35mmError
+from qwen35mm.errors import ConfigError, Qwen35mmError
 from qwen35mm_preprocess import MediaProcessor
 
 # A request is moved to another server before it is repeated often.
@@ -73,12 +73,12 @@ class RemotePool:
         Raises:
             ConfigError: a server lacks the model, or has another one than the first.
             RequestError: a server refused.
-            EngineError: none can be reached.
+            EngineError, QueueFullError, RequestTimeoutError: none can be reached.
         """
         connecting = (server.connect(_CONNECT_S) for server in self._servers)
         found = await asyncio.gather(*connecting, return_exceptions=True)
         for error in found:
-            if error is not None and not isinstance(error, EngineError):
+            if error is not None and not isinstance(error, PASSING):
                 raise error
         here = [server for server, error in zip(self._servers, found, strict=True) if error is None]
         if not here:
@@ -89,7 +89,7 @@ class RemotePool:
         for server, names in zip(here, lists, strict=True):
             self._check_model(server, names)
         for member, error in zip(self.members, found, strict=True):
-            if isinstance(error, EngineError):
+            if isinstance(error, PASSING):
                 self._pool.lose(member, error)
 
     def check(self, request: GenerationRequest) -> None:

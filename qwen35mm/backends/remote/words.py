@@ -48,6 +48,12 @@ def broken_off(at: Where) -> Saying:
     )
 
 
+def too_long(most: int) -> Words:
+    return lambda at: say(
+        "The answer of the server at {host} is longer than {most} MiB. Ask for less at a time.", host=at.host, most=most
+    )
+
+
 def overdue(seconds: str) -> Words:
     return lambda at: say(
         "The server at {host} gave no whole answer within {seconds} s. Allow more time, or send it fewer requests at a "

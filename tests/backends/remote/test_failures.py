@@ -11,10 +11,10 @@ import pytest
 
 from qwen35mm.backends.remote.deadline import RemoteTimeouts
 from qwen35mm.backends.remote.faults import MAX_RETRY_AFTER_S, delay_s, read_retry_after, stream_error
-from qwen35mm.contract import SamplingParams
+from qwen35mm.contract import Event, GenerationRequest, SamplingParams, TextDelta
 from qwen35mm.errors import EngineError, QueueFullError, Qwen35mmError, RequestError, RequestTimeoutError
 from tests.backends.events import result_of
-from tests.backends.remote.asking import Asker, events_of
+from tests.backends.remote.asking import QUESTION, Asker, events_of
 from tests.backends.remote.server import (
     Act,
     ModelServer,
@@ -265,3 +265,18 @@ async def test_one_failure_is_not_the_others(server: ModelServer, asker: Asker) 
     first, second, third = await asyncio.gather(*(events_of(backend) for _ in range(3)), return_exceptions=True)
     assert isinstance(second, RequestError)
     assert [result_of(events).text for events in (first, third)] == ["One.", "Three."]  # pyright: ignore[reportArgumentType]
+
+
+async def test_text_that_was_given_comes_once(server: ModelServer, asker: Asker) -> None:
+    """Also if the error amid it names a parameter that could be left out."""
+    error = {"message": "Unknown parameter: 'stream_options'", "code": 400}
+    server.acts = [sends([*BEGUN, event({"error": error})])]
+    found: list[Event] = []
+
+    async def read() -> None:
+        async for each in asker.backend(whole=False).stream(GenerationRequest(QUESTION)):
+            found.append(each)
+
+    with pytest.raises(RequestError):
+        await read()
+    assert ([each.text for each in found if isinstance(each, TextDelta)], len(server.bodies)) == (["A "], 1)

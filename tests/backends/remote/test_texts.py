@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 
+from qwen35mm.backends.remote import connection
 from qwen35mm.backends.remote.faults import Fault
 from qwen35mm.backends.remote.logprobs import read_logprobs
 from qwen35mm.contract import SamplingParams
@@ -107,3 +109,17 @@ def test_a_score_counts_what_lies_behind_the_first_text(server: ModelServer, ask
     with asker.backend() as backend:
         score = backend.score(" red", "A")
     assert (score.logprob, score.num_prompt_tokens, score.cache.num_cached_tokens) == (-1.0, 2, 1)
+
+
+def test_a_long_text_is_scored(server: ModelServer, asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    num = 20_000
+    told = {"tokens": ["A"] * num, "token_logprobs": [None, *[-1.0] * (num - 1)], "text_offset": [*range(num)]}
+    told["top_logprobs"] = [None, *[{"A": -1.0, "an other token": -1.25}] * (num - 1)]
+    answer = {"choices": [{"text": "A", "logprobs": told}], "usage": {"prompt_tokens": num - 1}}
+    assert len(json.dumps(answer)) > 2**20
+    server.pages["/v1/completions"] = answer
+    with asker.backend() as backend:
+        assert backend.score("A" * (num - 1)).num_prompt_tokens == num - 1
+        monkeypatch.setattr(connection, "_MAX_ANSWER_BYTES", 2**20)
+        with pytest.raises(RequestError, match="is longer than 1 MiB"):
+            backend.score("A" * (num - 1))

@@ -66,9 +66,8 @@ class Places:
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return cls(
-            MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(soft - _RESERVED, MAX_CONNECTIONS), 16)
-        )
+        most = MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(soft - _RESERVED, MAX_CONNECTIONS), 16)
+        return cls(most, many=many)
 
     def enter(self, connection: Connection, address: str) -> bool:
         """Whether there is a place for a connection. May end a silent one."""

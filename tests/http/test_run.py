@@ -189,6 +189,14 @@ def test_one_address_takes_no_place_of_anothers() -> None:
     assert all(places.enter(Silent(), "127.0.0.1") for _ in range(6)), "one's own machine has no limit but the whole"
 
 
+def test_a_trusted_proxy_on_another_machine_has_no_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPACE_ID", raising=False)
+    places: Any = Places.of_this_process(many=[ipaddress.ip_network("10.0.0.0/8")])
+    most = connection.MAX_OF_ADDRESS
+    assert all(places.enter(Silent(), "10.0.0.1") for _ in range(most + 1))
+    assert [places.enter(Silent(), "203.0.113.1") for _ in range(most + 1)] == [True] * most + [False]
+
+
 ADDRESSES = {socket.AF_INET: "192.168.1.7", socket.AF_INET6: "2001:db8::7"}
 
 

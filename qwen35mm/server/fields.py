@@ -51,9 +51,10 @@ def told(**limits: Any) -> Any:
     return Field(json_schema_extra=limits)
 
 
-def _field_of(number: SamplingNumber) -> Any:
+def _field_of(name: str, number: SamplingNumber) -> Any:
     low = number.low if number.off_from is None else number.off_from
-    limits = {"exclusiveMinimum" if number.is_open else "minimum": low}
+    # `in_our_names` reads a top_p of 0.
+    limits = {"exclusiveMinimum" if number.is_open and name != "top_p" else "minimum": low}
     if number.high is not None:
         limits["maximum"] = number.high
     kind: Any = Annotated[int if number.is_whole else Number, told(**limits)]
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     _NumberFields = BaseModel
 else:
     _NumberFields = create_model(
-        "_NumberFields", **{name: (_field_of(number), None) for name, number in _NUMBERS.items()}
+        "_NumberFields", **{name: (_field_of(name, number), None) for name, number in _NUMBERS.items()}
     )
 
 

@@ -29,6 +29,8 @@ _NUMBERS = (*NUMBERS, "max_completion_tokens", "max_output_tokens", "n", "top_lo
 _ABOVE_ZERO = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _FROM_ZERO = ("seed", "thinking_budget")
 _MOST_SEEDS = 2**63
+# OpenAI's and Anthropic's 0: the likeliest token alone, as with any share so small.
+_LEAST_TOP_P = 1e-6
 
 
 def in_our_names(body: dict[str, Any], *, can_write_nothing: bool = False) -> dict[str, Any]:
@@ -45,6 +47,8 @@ def in_our_names(body: dict[str, Any], *, can_write_nothing: bool = False) -> di
         for name in names:
             if _is_whole(body.get(name)) and body[name] < least:
                 del body[name]
+    if isinstance(top_p := body.get("top_p"), int | float) and top_p == 0 and not isinstance(top_p, bool):
+        body["top_p"] = _LEAST_TOP_P
     if _is_whole(body.get("seed")):
         body["seed"] %= _MOST_SEEDS
     if isinstance(stop := body.get("stop"), str | list):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import fields
 from typing import Any
 
@@ -11,9 +12,14 @@ import openai
 import pytest
 
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.contract import Event
 from qwen35mm.contract.sampling import NUMBERS, SamplingParams
+from qwen35mm.engine import Request
 from qwen35mm.model import LoadedModel
+from qwen35mm.server.app import create_app
 from qwen35mm.server.fields import RequestFields
+from tests.server import instant
+from tests.server.instant import Instant
 
 # The protocols have fields of their own for these: max_completion_tokens, response_format, top_logprobs.
 ASKED_OTHERWISE = {"max_tokens", "json_schema", "grammar", "logprobs"}
@@ -118,3 +124,21 @@ def test_what_others_send_for_the_neutral_value_is_understood(demo: LoadedModel)
         if number.off_from is not None:
             for value in {number.off_from, number.off_from if number.is_whole else number.off_from / 2}:
                 assert getattr(params_of(demo, {name: value}), name) == getattr(SamplingParams(), name)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
+async def test_a_top_p_of_0_takes_the_likeliest_token(path: str, demo: LoadedModel) -> None:
+    class Drawing(Instant):
+        asked: SamplingParams
+
+        async def _answer(self, work: Request, request: Any, *, commits: bool = False) -> AsyncGenerator[Event, None]:
+            Drawing.asked = work.params
+            async for event in super()._answer(work, request, commits=commits):
+                yield event
+
+    said: dict[str, Any] = {"input": "Hello", "prompt": "Hello", "messages": HELLO}
+    name = {"/v1/responses": "input", "/v1/completions": "prompt"}.get(path, "messages")
+    for zero in (0, 0.0):
+        body = {name: said[name], "max_tokens": 5, "top_p": zero, "temperature": 1.0}
+        assert (await instant.ask(create_app(Drawing(demo)), path, json.dumps(body).encode())).status == 200
+        assert 0 < Drawing.asked.top_p < 1e-5

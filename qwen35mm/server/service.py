@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from qwen35mm.contract import Event, GenerationRequest
-from qwen35mm.http.streams import event_stream, streaming, while_connected
+from qwen35mm.http.streams import KEEP_ALIVE_S, event_stream, streaming, while_connected
 from qwen35mm.server.errors import ApiError, api_error
 from qwen35mm.server.generation import ServedBackend
 from qwen35mm.server.keys import Caller, Keys
@@ -22,7 +22,7 @@ from qwen35mm.server.notes import notes_of
 from qwen35mm.server.openai.choices import OfChoice
 from qwen35mm.server.parts import Sources
 from qwen35mm.server.queue import FairQueue
-from qwen35mm.server.streams import first_of, note_stand_ins, read_ahead
+from qwen35mm.server.streams import first_of, later, note_stand_ins, read_ahead
 
 # Among the model's names: it answers to every name.
 ANY_NAME = "*"
@@ -138,7 +138,8 @@ class Service:
         frames: Callable[[AsyncGenerator[Event, None]], AsyncIterator[bytes]],
         failed: Callable[[ApiError], bytes],
     ) -> Response:
-        """Streams a reply as frames. Raises what refuses the request before the first frame.
+        """Streams a reply as frames. Raises what refuses the request before the first frame, if that comes soon: else
+        the stream begins with comments, since proxies and clients close silent connections, and ends with the refusal.
 
         Raises:
             ClientDisconnect: the client hung up before its turn.
@@ -154,26 +155,33 @@ class Service:
     ) -> Response:
         """Like `stream`, for events that exist already."""
         events = read_ahead(events)
+        beginning = asyncio.ensure_future(first_of(events, notes_of(request)))
         try:
-            begun = await while_connected(request, first_of(events, notes_of(request)))
+            await while_connected(request, asyncio.wait({beginning}, timeout=KEEP_ALIVE_S))
+            begun = beginning.result() if beginning.done() else later(beginning)
         except BaseException:
+            await _cancelled(beginning)
             await events.aclose()
             raise
-        return streaming(self._sent(request, events, frames(begun), failed))
+        return streaming(self._sent(request, events, beginning, frames(begun), failed))
 
     async def _sent(
         self,
         request: Request,
         events: AsyncGenerator[E, None],
+        beginning: asyncio.Future[AsyncGenerator[E, None]],
         frames: AsyncIterator[bytes],
         failed: Callable[[ApiError], bytes],
     ) -> AsyncGenerator[bytes, None]:
         """The frames of a stream. Closes `events` however the stream ends."""
         async with contextlib.aclosing(events):
             stream = event_stream(request.scope, frames, lambda error: failed(api_error(error)))
-            async with contextlib.aclosing(stream):
-                async for data in stream:
-                    yield data
+            try:
+                async with contextlib.aclosing(stream):
+                    async for data in stream:
+                        yield data
+            finally:
+                await _cancelled(beginning)
 
     async def answer(
         self, caller: Caller, asked: GenerationRequest, is_more: bool = False
@@ -194,3 +202,8 @@ class Service:
                     async for event in events:
                         counted.take(event)
                         yield event
+
+
+async def _cancelled(task: asyncio.Future[object]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

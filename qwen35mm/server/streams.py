@@ -49,6 +49,12 @@ async def _again(first: list[E], events: AsyncGenerator[E, None]) -> AsyncGenera
         yield event
 
 
+async def later(beginning: asyncio.Future[AsyncGenerator[E, None]]) -> AsyncGenerator[E, None]:
+    """The events of a stream that hasn't begun yet."""
+    async for event in await beginning:
+        yield event
+
+
 async def read_ahead(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
     """The same events, read as they come: a slow client holds up nobody, and only its own replies pile up."""
     ready: asyncio.Queue[E | Exception | None] = asyncio.Queue()

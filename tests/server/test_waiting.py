@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from qwen35mm.contract import Event
+from qwen35mm.engine import Request
+from qwen35mm.errors import RequestError
 from qwen35mm.model import LoadedModel
+from qwen35mm.server import service
 from qwen35mm.server.app import create_app
 from qwen35mm.server.keys import Keys
 from qwen35mm.server.parts import Sources
 from qwen35mm.tokenizer import Tokenizer
 from tests.server.conftest import PATIENCE_S
-from tests.server.instant import Answer, Instant, ask
+from tests.server.instant import TEXT, Answer, Instant, ask
 
 ANN, BOB = "first-key-of-sixteen", "second-key-of-sixteen"
 PICTURE = "https://a.example/picture.png"
@@ -78,3 +83,59 @@ async def test_one_keys_long_texts_hold_up_no_other_key(
     finally:
         go_on.set()
     assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_stream_that_waits_begins_before_its_turn(
+    is_refused: bool, path: str, demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "KEEP_ALIVE_S", 0.001)
+    has_begun = asyncio.Event()
+
+    class Waiting(Instant):
+        async def _answer(self, work: Request, request: Any, *, commits: bool = False) -> AsyncGenerator[Event, None]:
+            await has_begun.wait()
+            if is_refused:
+                raise RequestError("It can't be answered.")
+            async for event in super()._answer(work, request, commits=commits):
+                yield event
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            await send(message)
+            has_begun.set()
+
+        await create_app(Waiting(demo))(scope, receive, sent)
+
+    said: dict[str, Any] = {"input": "Hi", "prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
+    name = {"/v1/responses": "input", "/v1/completions": "prompt"}.get(path, "messages")
+    body = json.dumps({name: said[name], "max_tokens": 5, "stream": True}).encode()
+    answer = await asyncio.wait_for(ask(app, path, body), PATIENCE_S)  # type: ignore[arg-type] - as an application
+    text = answer.content.decode()
+    assert (answer.status, answer.is_whole, "It can't be answered." in text) == (200, True, is_refused)
+    assert is_refused or TEXT in text
+
+
+async def test_hanging_up_ends_a_stream_that_waits(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "KEEP_ALIVE_S", 0.001)
+    has_begun, ended = asyncio.Event(), asyncio.Event()
+
+    class Waiting(Instant):
+        async def _answer(self, work: Request, request: Any, *, commits: bool = False) -> AsyncGenerator[Event, None]:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            yield  # type: ignore[misc] - never
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            await send(message)
+            has_begun.set()
+
+        await create_app(Waiting(demo))(scope, receive, sent)
+
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
+    await asyncio.wait_for(ask(app, "/v1/chat/completions", body, hangs_up=has_begun), PATIENCE_S)  # type: ignore
+    assert ended.is_set()

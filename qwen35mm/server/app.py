@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from qwen35mm import __version__
-from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, BodyLimits
+from qwen35mm.http.bodies import MAX_BODY_BYTES, MAX_HELD_BYTES, RETRY_AFTER_S, BodyLimits
 from qwen35mm.http.guards import guards
 from qwen35mm.http.settings import HttpSettings
 from qwen35mm.http.streams import frame, while_connected
@@ -242,7 +242,7 @@ def _is_anthropic(request: Request) -> bool:
 DOCUMENT = "/openapi.json"
 _REFUSED = {
     403: "Websites aren't answered, save those of this server's own address.",
-    421: "This server is for this machine: call it 127.0.0.1 or localhost.",
+    421: "This server answers to its own names: call it 127.0.0.1 or localhost, or allow a name by --allowed-host.",
 }
 
 
@@ -278,4 +278,5 @@ async def refuse(scope: Scope, receive: Receive, send: Send, status: int, _: str
 
 def _told(path: str, error: ApiError) -> Response:
     body = anthropic_reply.error_body(error) if path.startswith("/v1/messages") else error.body
-    return JSONResponse(body, status_code=error.status, headers=error.headers)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if error.status == 503 else {}
+    return JSONResponse(body, status_code=error.status, headers=headers | error.headers)

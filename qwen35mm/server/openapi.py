@@ -70,6 +70,9 @@ def add_routes(app: FastAPI, routes: list[Route], answering: Callable[[Handler],
             summary=summary,
         )
         added.append((route, app.router.routes[-1]))
+        if route.method == "GET":
+            # As load balancers ask.
+            app.add_api_route(route.path, answering(route.handler), methods=["HEAD"], include_in_schema=False)
     made = app.openapi
     schemas: dict[str, Any] = {}
     lock = threading.Lock()

@@ -38,6 +38,7 @@ from qwen35mm.server.openai.responses.kept import KeptResponses
 from qwen35mm.server.parts import Sources
 from qwen35mm.server.paths import last_frame
 from qwen35mm.server.service import ANY_NAME, MAX_NAME, no_such_model
+from qwen35mm.server.shapes import STREAMING
 
 
 def create_app_of_models(
@@ -218,7 +219,7 @@ class _Front:
         taking = asyncio.ensure_future(self._shelf.take(name))
         try:
             while not taking.done():
-                wait_s = self._keep_alive_s if asked[1] else None
+                wait_s = self._keep_alive_s if asked[1] and request.url.path in STREAMING else None
                 await while_connected(request, asyncio.wait({taking}, timeout=wait_s))
                 if not taking.done():
                     await late.comment()

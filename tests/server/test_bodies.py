@@ -226,6 +226,8 @@ async def test_a_server_whose_engine_ended_asks_to_be_started_again(demo: Loaded
         assert (await ask(create_app(Instant(demo)), path, method="GET")).status == 200
         answer = await ask(create_app(Ended(demo)), path, method="GET")
         assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_ended")
+        assert answer.headers["retry-after"] == ["5"]
+        assert (await ask(create_app(Instant(demo)), path, method="HEAD")).status == 200
 
 
 async def test_a_packed_body_is_not_unpacked(app: FastAPI) -> None:

@@ -51,7 +51,12 @@ def test_every_route_needs_a_key_that_tells_of_this_server(backend: LocalBackend
         document = HTTP.get(f"{address}/openapi.json", headers={"authorization": f"Bearer {FIRST}"}).json()
         assert "/v1/chat/completions" in document["paths"]
         assert post(address, authorization="Bearer wrong").json()["error"]["code"] == "invalid_api_key"
-        for headers in ({"authorization": f"Bearer {SECOND}"}, {"x_api_key": SECOND}):
+        known = {"authorization": f"Bearer {SECOND}"}, {"x_api_key": SECOND}
+        for headers in (
+            *known,
+            {"authorization": "Bearer another", "x_api_key": SECOND},
+            known[0] | {"x_api_key": "?"},
+        ):
             assert post(address, **headers).status_code == 200
         # What one key's holder says is never found by another's.
         cached = [

@@ -219,6 +219,13 @@ def test_a_stream_says_that_it_loads(
     assert (TEXT in rest) == (not is_damaged)
 
 
+def test_what_is_no_stream_has_no_comments(demo: LoadedModel) -> None:
+    """Some clients ask every address for one."""
+    with asking(Models(demo, keep_alive_s=0.0)) as client:
+        answer = post(client, "bee", "messages/count_tokens", stream=True)
+        assert (answer.headers["content-type"], answer.json()["input_tokens"] > 0) == ("application/json", True)
+
+
 def test_an_error_of_a_late_stream_is_its_last_event(demo: LoadedModel) -> None:
     models = Models(demo, keep_alive_s=0.01)
     models.may_load.clear()

@@ -455,6 +455,16 @@ def test_allowed_tools_are_the_only_ones(backend: Recording) -> None:
         assert (named(request), request.tool_choice, notes) == (["clock"], choice, [])
 
 
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+@pytest.mark.parametrize("field", ["tools", "format"])
+def test_numbers_that_no_answer_can_repeat_are_refused(field: str, number: str, backend: Recording) -> None:
+    schema = {**SCHEMA, "description": "x", "examples": ["here"]}
+    form = {"type": "json_schema", "name": "a", "schema": schema}
+    fields = {"tools": {"tools": [{**TOOL, "parameters": schema}]}, "format": {"text": {"format": form}}}
+    data = json.dumps({"input": "Hello", "store": True, **fields[field]}).replace('"here"', number).encode()
+    assert asyncio.run(ask(create_app(backend), "/v1/responses", data)).status == 400
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_picture_is_kept_with_its_own_plan(stream: bool, backend: Recording) -> None:
     app = create_app(backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -94,6 +95,10 @@ class ResponsesRoutes:
         asked, node = replace(question.asked, adapter=self._service.adapter_of(body.model)), new_id()
         reader = ReplyReader(asked.tools, None if body.parallel_tool_calls else 1)
         head = head_of(body, question.toolbox, node, model, asked.params or self._backend.loaded.generation)
+        try:
+            json.dumps(head, allow_nan=False)
+        except ValueError:
+            raise ApiError(400, "Numbers in tools, tool_choice and text must be finite.", "tools") from None
         keep = functools.partial(self._keep, caller, past, question, reader) if body.store else None
         summarizes = body.reasoning is not None and body.reasoning.asked_summary is not None
         answer = Answer(head, reader, question.toolbox.head_of, node=node, summarizes=summarizes, keep=keep)

@@ -220,7 +220,9 @@ async def test_what_requests_fetch_counts_as_their_bodies_do(
 
 async def test_a_server_whose_engine_ended_asks_to_be_started_again(demo: LoadedModel) -> None:
     class Ended(Instant):
-        has_ended = True
+        @property
+        def has_ended(self) -> bool:
+            return True
 
     for path in ("/health", "/ready"):
         assert (await ask(create_app(Instant(demo)), path, method="GET")).status == 200

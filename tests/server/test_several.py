@@ -38,8 +38,6 @@ ASKED = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 
 
 class Loadable(Instant):
-    has_ended = False
-
     def close(self) -> None:
         pass
 

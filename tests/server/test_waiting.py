@@ -119,10 +119,11 @@ async def test_a_stream_that_waits_begins_before_its_turn(
 
 async def test_hanging_up_ends_a_stream_that_waits(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "KEEP_ALIVE_S", 0.001)
-    has_begun, ended = asyncio.Event(), asyncio.Event()
+    begun, has_begun, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Waiting(Instant):
         async def _answer(self, work: Request, request: Any, *, commits: bool = False) -> AsyncGenerator[Event, None]:
+            begun.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -132,10 +133,11 @@ async def test_hanging_up_ends_a_stream_that_waits(demo: LoadedModel, monkeypatc
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def sent(message: Any) -> None:
             await send(message)
+            await begun.wait()
             has_begun.set()
 
         await create_app(Waiting(demo))(scope, receive, sent)
 
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
     await asyncio.wait_for(ask(app, "/v1/chat/completions", body, hangs_up=has_begun), PATIENCE_S)  # type: ignore
-    assert ended.is_set()
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)

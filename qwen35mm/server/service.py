@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client import generate_latest
 from starlette.requests import Request
@@ -204,6 +204,6 @@ class Service:
                         yield event
 
 
-async def _cancelled(task: asyncio.Future[object]) -> None:
+async def _cancelled(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -482,6 +482,6 @@ def test_each_picture_is_kept_with_its_own_plan(stream: bool, backend: Recording
     example = {"role": "developer", "content": pictures[1:2]}
     second = respond({"role": "user", "content": pictures[2:]}, example, previous_response_id=first)
     respond(U, previous_response_id=second)
-    shown = list(iter_media(backend.asked.messages))
+    shown: list[Any] = list(iter_media(backend.asked.messages))
     assert [medium.plan for medium in shown] == [backend.media.prepare(medium.source).plan for medium in shown]
     assert len({medium.plan.digest for medium in shown if medium.plan}) == 2

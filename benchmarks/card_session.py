@@ -115,7 +115,7 @@ def steps(out: Path, *, dry: bool = False) -> list[Step]:
         ),
         Step("experts", bench("kernels", "--only", "experts", "--models", "35B-A3B", "--lengths", "512,4096"), 35),
         Step("gdn", bench("kernels", "--only", "gated_delta", "--models", "9B", "--lengths", "512,4096"), 40),
-        Step("make", bench("make_random", "--size", "0.8B", "--out", model), 40),
+        Step("make", bench("make_random", "--size", "0.8B", "--out", model), 30),
         Step("kv-types", bench("kv_types", *on_model, "--context", "8192"), 30),
         Step("first-token", bench("first_token", *on_model), 30),
         Step("captions", bench("captioning", *on_model, "--items", "500", "--slots", "16", "--no-peer"), 40),

@@ -120,7 +120,7 @@ def test_no_card_before_hopper_starts_a_kernel_early(monkeypatch: pytest.MonkeyP
 
 
 def test_a_kernel_that_starts_early_waits_before_it_writes_or_ends() -> None:
-    """In every function that is given EARLY, a wait comes before all stores, and stands beside every return."""
+    """In every function that is given EARLY, a wait comes before all stores and before every return."""
     checked = set()
     for path in GPU.glob("*.py"):
         for function in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -132,9 +132,10 @@ def test_a_kernel_that_starts_early_waits_before_it_writes_or_ends() -> None:
             calls = {ast.unparse(node.func): node.lineno for node in reversed(nodes) if isinstance(node, ast.Call)}
             stores = [line for name, line in calls.items() if "store" in name or name == "_shift"]
             assert calls["wait_for_inputs"] < min(stores, default=function.end_lineno or 0), function.name
-            blocks = [node.body for node in nodes if isinstance(node, ast.If | ast.For | ast.While)]
-            for block in (block for block in blocks if any(isinstance(node, ast.Return) for node in block)):
-                assert "wait_for_inputs(EARLY)" in [ast.unparse(node) for node in block], function.name
+            for block in (node.body for node in nodes if isinstance(node, ast.If | ast.For | ast.While)):
+                returns = [node.lineno for node in block if isinstance(node, ast.Return)]
+                before = [node for node in (*function.body, *block) if returns and node.lineno < returns[0]]
+                assert not returns or "wait_for_inputs(EARLY)" in map(ast.unparse, before), function.name
             checked.add(function.name)
     assert checked >= set(STEP)
 

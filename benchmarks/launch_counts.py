@@ -97,7 +97,6 @@ class BareEngine:
         Args:
             captured: as a graph where there can be one, made before anything is computed.
         """
-        from qwen35mm.engine.settings import padded_rows
 
         with torch.inference_mode():
             cache = self.pools.new_sequence()
@@ -112,7 +111,8 @@ class BareEngine:
             self.first_token(hidden[-1:])
 
         if captured:
-            self.pieces.graph(padded_rows(length), ())
+            while self.pieces.can_prepare:
+                self.pieces.prepare()
         yield run
         cache.free()
 

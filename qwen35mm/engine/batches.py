@@ -12,6 +12,7 @@ from qwen35mm.cache import CachePools, SequenceCache
 from qwen35mm.model import Batch
 from qwen35mm.model.adapters import Groups
 from qwen35mm.model.batch import Watch
+from qwen35mm_kernels.backend import runs_triton
 
 # Rows of a step's numbers; every column is a sequence. So each row is dense.
 _TOKEN, _POSITION, _SLOT, _SOURCE, _PLACE, _LENGTH, _STEP, _TABLE = range(8)
@@ -43,11 +44,13 @@ class PieceInputs:
             and of cached tokens, the slot, and a zero. Then the block table, int32.
         num_rows: of the model's batch.
         num_tokens: the first rows; the others are padding.
+        on_host: the four numbers, for a device whose operations read them on the host: it would be waited for.
     """
 
     packed: torch.Tensor
     num_rows: int
     num_tokens: int
+    on_host: torch.Tensor | None = None
 
     @classmethod
     def of(cls, cache: SequenceCache, token_ids: np.ndarray, positions: np.ndarray, num_rows: int) -> PieceInputs:
@@ -82,7 +85,8 @@ class PieceInputs:
 
     def to(self, device: torch.device) -> PieceInputs:
         """A copy on a device, without waiting for the device's pending work."""
-        return replace(self, packed=self._staged(device).to(device, non_blocking=True))
+        on_host = None if runs_triton(device) else self._parts()[1]
+        return replace(self, packed=self._staged(device).to(device, non_blocking=True), on_host=on_host)
 
     def take(self, other: PieceInputs) -> None:
         """Copies another piece of as many rows from the host."""
@@ -102,6 +106,7 @@ class PieceInputs:
             watch: see `Batch`; sees the tokens alone.
         """
         numbers, ends, block_table = self._parts()
+        ends = ends if self.on_host is None else self.on_host
         count = self.num_tokens
 
         def watch_tokens(layer_idx: int, x: torch.Tensor, q: torch.Tensor) -> None:

@@ -25,10 +25,13 @@ def capture(device: torch.device, compute: Callable[[], None], memory: Any) -> C
     with torch.cuda.device(device):
         current, stream = torch.cuda.current_stream(), _capture_stream(device)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            for _ in range(_NUM_WARM_UPS):
-                compute()
-        current.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(_NUM_WARM_UPS):
+                    compute()
+        finally:
+            # What a run that failed has launched still writes.
+            current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Collecting an old graph during a capture would break the capture. It isn't collected before, either: with a
         # program's half a million objects that takes as long as many captures.

@@ -366,7 +366,7 @@ class Decoder:
             known = self._graphs.pop(key, None)
             others = [each for each in self._graphs if each[2] is not None and len(set(each[2])) > 1]
             for old in others[: max(len(others) + 1 - _MOST_ADAPTED, 0)]:
-                del self._graphs[old]
+                self._graphs.pop(old).close()
             if known is not None:
                 self._graphs[key] = known
         if key not in self._graphs:

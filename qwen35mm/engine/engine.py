@@ -96,10 +96,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step()` would do anything, now or once a file is read."""
+        return self.has_unfinished or self._decoder.can_prepare or self.runtime.pieces.can_prepare
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether there are requests, or results of earlier ones that aren't kept yet."""
         runtime = self.runtime
         can_write = runtime.disk is not None and runtime.disk.can_write()
-        can_prepare = self._decoder.can_prepare or runtime.pieces.can_prepare
-        return self.has_requests or bool(self._commits) or runtime.needs_offload or can_write or can_prepare
+        return self.has_requests or bool(self._commits) or runtime.needs_offload or can_write
 
     @property
     def has_requests(self) -> bool:
@@ -367,14 +371,14 @@ class Engine:
         disk, states = self.runtime.disk, self.runtime.prefixes.states
         if self._decoder.can_prepare:
             self._decoder.prepare()
-        elif self.runtime.pieces.can_prepare:
-            self.runtime.pieces.prepare()
         elif self._commits:
             self._commits.step()
         elif states.needs_offload:
             states.offload()
-        elif disk is not None:
+        elif disk is not None and disk.can_write():
             disk.write_next()
+        elif self.runtime.pieces.can_prepare:
+            self.runtime.pieces.prepare()
 
     def _postprocess(self, result: StepResult) -> list[StepOutput]:
         """The events of a reply's next token, and of its end."""

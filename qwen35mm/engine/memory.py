@@ -20,6 +20,7 @@ from qwen35mm.model.activations import (
     vision_bytes,
 )
 from qwen35mm.prompt.segments import MAX_RUN, MAX_UNCUT_SPAN
+from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.cpu.native.attention_prefill import uses_tiles
 from qwen35mm_kernels.kv_formats import KVFormats
 from qwen35mm_preprocess import MediaBudget
@@ -105,7 +106,7 @@ def work_bytes(
     tables = (2 * (rows + 1) + 1) * config.text.vocab_size
     chunk_tokens, graphs = settings.chunk_tokens_on(device), 0
     if pads_pieces(devices):
-        most = max(captured_rows(chunk_tokens)) if len(devices) == 1 else 0
+        most = max(captured_rows(chunk_tokens))
         graphs = prefill_bytes(config, dtype, most) + 2 * most * config.text.hidden_size * dtype.itemsize
         chunk_tokens = padded_rows(chunk_tokens)
     chunk = prefill_bytes(config, dtype, chunk_tokens)
@@ -113,7 +114,7 @@ def work_bytes(
         chunk += _tiles_bytes(config, dtype, context_length)
     running, paused = media_bytes(config, dtype, budget), media_bytes(config, dtype, budget, is_paused=True)
     others = rows * paused_prefill_bytes(config, dtype, chunk_tokens)
-    if device.type == "cuda":
+    if runs_triton(device):
         graphs += tower_graphs_bytes(config, dtype)
     return max(chunk + paused, running) + graphs + others + logits_bytes(config, rows + drafts, dtype) + tables
 

@@ -40,19 +40,18 @@ class Pieces:
         # An adapter that couldn't be merged is everybody's.
         self._adapters = model.routes.groups_of([0])
         # The largest first: the others fit into its memory.
-        is_whole = len(model.devices) == 1 and can_capture(model)
-        self._to_capture = captured_rows(chunk_tokens)[::-1] if is_whole else []
-        self._captured = frozenset(self._to_capture)
+        self._to_capture = captured_rows(chunk_tokens)[::-1] if self._pads and can_capture(model) else []
         self._memory: Any = None
 
     @property
     def can_prepare(self) -> bool:
-        """Whether sizes remain to be captured; otherwise the first prompts would wait for that."""
+        """Whether sizes remain to be captured; until then they are launched one by one."""
         return bool(self._to_capture)
 
     def prepare(self) -> None:
         """Captures one size while the engine is idle."""
-        self.graph(self._to_capture[0], self._adapters)
+        num_rows = self._to_capture.pop(0)
+        self._graphs[num_rows] = self._capture(num_rows)
 
     def inputs(self, cache: SequenceCache, token_ids: np.ndarray, positions: np.ndarray) -> PieceInputs:
         """A piece on the host, padded as the model's devices want it; see `PieceInputs.of`."""
@@ -60,17 +59,12 @@ class Pieces:
         return PieceInputs.of(cache, token_ids, positions, padded_rows(count) if self._pads else count)
 
     def graph(self, num_rows: int, adapters: Groups) -> PieceGraph | None:
-        """The graph for so many rows with these adapters, captured at its first use.
+        """The graph for so many rows with these adapters.
 
-        None where the rows are launched one by one: they are too many, have an adapter of their own, or there was no
-        room for a capture. Both ways give the same bits.
+        None where the rows are launched one by one: they are too many, have an adapter of their own, aren't captured
+        yet, or there was no room for it. Both ways give the same bits.
         """
-        if num_rows not in self._captured or adapters != self._adapters:
-            return None
-        if num_rows not in self._graphs:
-            self._to_capture.remove(num_rows)
-            self._graphs[num_rows] = self._capture(num_rows)
-        return self._graphs[num_rows]
+        return self._graphs.get(num_rows) if adapters == self._adapters else None
 
     @torch.inference_mode()
     def run(
@@ -100,13 +94,12 @@ class Pieces:
         model, width = self._model, self._model.config.text.hidden_size
         try:
             if self._memory is None:
-                rows = max(self._captured)
-                self._buffers = torch.zeros(2, rows, width, dtype=model.dtype, device=model.device)
+                self._buffers = torch.zeros(2, num_rows, width, dtype=model.dtype, device=model.device)
                 self._memory = shared_memory(model)[model.device]
             unused = PieceInputs.unused(num_rows, self._max_blocks, model.device)
             embeds, hidden = self._buffers[:, :num_rows]
             return PieceGraph(model, self._pools, unused, embeds, hidden, self._adapters, self._memory)
-        except Exception:
+        except torch.cuda.OutOfMemoryError:
             logger.warning(
                 "pieces of %d rows couldn't be captured and are launched one by one", num_rows, exc_info=True
             )

@@ -123,8 +123,8 @@ def pauses_in_chunks(device: torch.device) -> bool:
 
 
 def pads_pieces(devices: Sequence[torch.device]) -> bool:
-    """Whether pieces of prompts are padded on these devices: wherever Triton's kernels run a part of them."""
-    return any(map(runs_triton, devices))
+    """Whether pieces of prompts are padded on these devices: where they can be captured, on one card with Triton."""
+    return len(set(devices)) == 1 and runs_triton(devices[0])
 
 
 def padded_rows(num_tokens: int) -> int:

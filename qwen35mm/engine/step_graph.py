@@ -101,6 +101,10 @@ class StepGraph:
             event.synchronize()
         return self._answers[answer].tolist()
 
+    def close(self) -> None:
+        """Frees the graphs: parts and step refer to each other, and would stay until garbage collection."""
+        self._parts.clear()
+
     def compute(self) -> None:
         """Computes logits and token ids of the inputs, launch by launch; unused rows touch nothing."""
         self._pass(Part.compute)

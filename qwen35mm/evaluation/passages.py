@@ -88,7 +88,7 @@ def hidden_states(
     for passage in passages:
         reading = Reading("states", passage.start)
         engine.add(Request(passage.prompt, passage.media, "nothing", reading=reading, replies=False))
-        while engine.has_work:
+        while engine.has_unfinished:
             for output in engine.step():
                 if isinstance(output.event, Qwen35mmError):
                     raise output.event

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from qwen35mm.model.adapters import Groups
+from qwen35mm_kernels.backend import runs_triton
 from qwen35mm_kernels.kv_formats import KVFormats
 
 # Called in an attention layer with its index, its inputs [N, hidden] and its queries [N, heads, head_dim].
@@ -61,12 +62,18 @@ class Batch:
         """The same batch with all that layers read, except the hidden states, on another device."""
         if self.block_table.device == device:
             return self
+        # Where a prefill's numbers are read on the host, they stay there.
+        stays = self.counts is not None and self.counts.device.type == "cpu" and not runs_triton(device)
+        numbers = self.lengths, self.slots, self.counts
+        lengths, slots, counts = numbers if stays else (x if x is None else x.to(device) for x in numbers)
+        assert lengths is not None
+        assert slots is not None
         return replace(
             self,
             slot_mapping=self.slot_mapping.to(device),
             block_table=self.block_table.to(device),
-            lengths=self.lengths.to(device),
-            slots=self.slots.to(device),
-            counts=None if self.counts is None else self.counts.to(device),
+            lengths=lengths,
+            slots=slots,
+            counts=counts,
             sources=None if self.sources is None else self.sources.to(device),
         )

@@ -275,7 +275,7 @@ def results(engine: Engine, *requests: Request) -> dict[str, Result]:
 def launched_one_by_one(engine: Engine) -> Engine:
     """The engine without graphs of prompts' pieces."""
     ways = engine.runtime.pieces
-    ways._captured, ways._to_capture = frozenset(), []
+    ways._graphs, ways._to_capture = {}, []
     return engine
 
 

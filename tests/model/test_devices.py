@@ -239,8 +239,13 @@ def split(
         config, num_slots=2, num_tokens=128, dtype=torch.float32, device=model.layer_devices, block_size=16
     )
 
+    def devices_of(*tensors: torch.Tensor | float) -> set[torch.device]:
+        """Besides numbers of a piece, which stay on the host where operations read them there."""
+        found = [x for x in tensors if isinstance(x, torch.Tensor)]
+        return {x.device for x in found if not (x.device == CPU and x.shape == (1,) and x.dtype == torch.int64)}
+
     def attend(q: torch.Tensor, *tensors: torch.Tensor | int, **options: Any) -> torch.Tensor:
-        assert {x.device for x in tensors if isinstance(x, torch.Tensor)} == {q.device}
+        assert devices_of(*tensors) == {q.device}
         return torch.empty_like(q)
 
     def write(qkv: torch.Tensor, *tensors: torch.Tensor | float, num_heads: int, formats: Any) -> torch.Tensor:
@@ -259,7 +264,7 @@ def split(
         """An operation of a piece's linear attention; its result is shaped as an argument."""
 
         def run(*tensors: torch.Tensor) -> torch.Tensor:
-            assert len({x.device for x in tensors}) == 1
+            assert devices_of(*tensors) == {tensors[0].device}
             return operation(*tensors) if tensors[0].device == CPU else torch.empty_like(tensors[result])
 
         return run

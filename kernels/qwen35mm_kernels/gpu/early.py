@@ -22,11 +22,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from qwen35mm_kernels.gpu.launch import capability
 
 FIRST_CAPABILITY = 90
+_IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def starts_early(device: torch.device) -> bool:
     """The value of EARLY on a device."""
-    return capability(device) >= FIRST_CAPABILITY and os.environ.get("TRITON_INTERPRET") != "1"
+    return capability(device) >= FIRST_CAPABILITY and not _IS_INTERPRETED
 
 
 @triton.jit

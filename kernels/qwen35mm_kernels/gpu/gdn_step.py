@@ -293,6 +293,10 @@ def _gdn_decode_step_kernel(
             wait_for_inputs(EARLY)
             return
     num_rows = _rows_of_sequence(slots, sources, row) if SEVERAL else 1
+    # Not in a loop: the compiler may move a loop's loads before a wait in it.
+    ROW_EARLY: tl.constexpr = EARLY and not SEVERAL
+    if SEVERAL:
+        wait_for_inputs(EARLY)
     for _ in range(num_rows):
         _step_row(
             mixed + row * stride_mixed,
@@ -315,7 +319,7 @@ def _gdn_decode_step_kernel(
             V,
             WIDTH,
             WIDTH_POW2,
-            EARLY,
+            ROW_EARLY,
             BLOCK_V,
         )
         if SEVERAL:

@@ -294,6 +294,7 @@ def integer_linear(
     is_wide = num_out > _FEW_COLUMNS * num_multiprocessors(x.device)
     default = halved(_TILES[form][is_wide], x.dtype)
     config = config_for("integer_tiles", x.device, f"M{form}_{shape}", default)
+    assert _TURN % config.blocks["BLOCK_K"] == 0, f"a turn of {_TURN} columns must be whole blocks, got {config}"
     constants["SHARED"] = neighbours(width, config)
     constants["PRECISION"] = "ieee" if x.dtype == torch.float32 else "tf32"
     constants["SPAN"] = span = columns_of_a_part(num_out, depth)

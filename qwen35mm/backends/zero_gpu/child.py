@@ -154,7 +154,7 @@ class Child:
                 yield None
             if isinstance(last, Finished) and job.commits and job.request is not None:
                 self._commit(engine, job.request, last.result)
-            while engine.has_work and time.monotonic() < deadline_s + RESERVE_S / 2:
+            while engine.has_unfinished and time.monotonic() < deadline_s + RESERVE_S / 2:
                 engine.step()
                 yield None
         finally:

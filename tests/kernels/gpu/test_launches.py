@@ -108,7 +108,7 @@ def test_a_steps_kernels_start_before_the_last_one_has_ended() -> None:
 def test_no_card_before_hopper_starts_a_kernel_early(monkeypatch: pytest.MonkeyPatch) -> None:
     device, asked = torch.device("cpu"), []
     assert not early.starts_early(device), "interpreted"
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(early, "_IS_INTERPRETED", False)
     for capability, expected in ((80, False), (89, False), (90, True), (100, True), (120, True)):
         monkeypatch.setattr(early, "capability", lambda device, found=capability: found)
         assert early.starts_early(device) == expected

@@ -209,8 +209,9 @@ OPERATIONS: Mapping[str, Operation] = {
         [(tokens, bits) for tokens in (1, 8, 512, 4096) for bits in (4, 8)],
         models="mixtures",
     ),
-    # It combines, too, but not on every card.
-    "fp8_experts": Operation(("fp8_gate_up", "fp8_down"), _sizes(1, 8, 64, 512, 2048, 8192), models="mixtures"),
+    "fp8_experts": Operation(
+        ("fp8_gate_up", "fp8_down", "moe_combine"), _sizes(1, 8, 64, 512, 2048, 8192), models="mixtures"
+    ),
     "fp8_linear": Operation(("fp8_vectors", "fp8_tiles"), _sizes(1, 4, 16, 64, 512, 2048)),
     "integer_linear": Operation(
         ("integer_vector", "integer_tiles"), [(rows, bits) for rows in (1, 4, 16, 64) for bits in (4, 8)]

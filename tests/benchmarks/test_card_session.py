@@ -133,7 +133,7 @@ def test_a_step_is_measured_without_what_makes_its_launches_fewer(
     forms, asked = [], []
     monkeypatch.setattr(ops, "norm_linear", lambda *args: asked.append(args) or (x, x))
     monkeypatch.setattr(early, "capability", lambda device: 90)
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(early, "_IS_INTERPRETED", False)
 
     def step_ms(engine: BareEngine, size: int, num_steps: int) -> float:
         _, out = ops.norm_linear(x, None, None, 1e-6, matrix)

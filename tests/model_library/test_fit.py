@@ -194,6 +194,7 @@ def test_slots_take_an_eighth_of_what_weights_leave(monkeypatch: pytest.MonkeyPa
         "model.weights.multiplies_integers",
         "model_library.fit.multiplies_integers",
         "engine.memory.pads_pieces",
+        "engine.memory.runs_triton",
     ):
         monkeypatch.setattr(f"qwen35mm.{kind}", lambda device: False)
     assert grown(1 << 40, replace(options, device="cuda:0")) == 16

@@ -294,7 +294,7 @@ def _gdn_decode_step_kernel(
             return
     num_rows = _rows_of_sequence(slots, sources, row) if SEVERAL else 1
     # Not in a loop: the compiler may move a loop's loads before a wait in it.
-    ROW_EARLY: tl.constexpr = EARLY and not SEVERAL
+    ROW_EARLY: tl.constexpr = EARLY and not SEVERAL  # pyright: ignore[reportAssignmentType]
     if SEVERAL:
         wait_for_inputs(EARLY)
     for _ in range(num_rows):

@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
@@ -39,8 +38,7 @@ class Pool:
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
         """Calls the function in a thread, returns its result. Cancelling prevents only a call that hasn't started."""
-        call = functools.partial(contextvars.copy_context().run, function, *args, **named)
-        return await asyncio.get_running_loop().run_in_executor(self._threads(), call)
+        return await asyncio.wrap_future(self._begin(function, *args, **named))
 
     async def run_for(self, person: str | None, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
         """`run` with at most `each` calls at a time for one person; other people's calls come before the rest.
@@ -55,8 +53,19 @@ class Pool:
         turn = self._turns.get(key)
         if turn is None:
             turn = self._turns[key] = asyncio.Semaphore(self._each)
-        async with turn:
-            return await self.run(function, *args, **named)
+        await turn.acquire()
+        try:
+            running = self._begin(function, *args, **named)
+        except BaseException:
+            turn.release()
+            raise
+        # A thread goes on without whoever waited for it, and until then it is theirs.
+        loop = asyncio.get_running_loop()
+        running.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(turn.release))
+        return await asyncio.wrap_future(running)
+
+    def _begin(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> Future[T]:
+        return self._threads().submit(contextvars.copy_context().run, function, *args, **named)
 
     def _threads(self) -> ThreadPoolExecutor:
         # A forked process has none of its parent's threads.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import anyio
 import pytest
 
 from qwen35mm.pools import Asker, Pool
@@ -29,6 +30,36 @@ async def test_one_person_s_work_waits_for_its_own() -> None:
     ended.set()
     assert await asyncio.gather(*asked) == ["ann 0", "ann 2", "bob"]
     assert "ann 1" not in running
+
+
+async def test_a_call_that_nobody_waits_for_keeps_its_place_until_it_ends() -> None:
+    pool, ended = Pool("test", 2, each=1), threading.Event()
+    running: list[str] = []
+
+    def work(name: str) -> None:
+        running.append(name)
+        ended.wait()
+
+    async def begin(person: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(pool.run_for(person, work, person))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return task
+
+    try:
+        for _ in range(3):
+            task = await begin("ann")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        ben, later = await begin("ben"), await begin("ann")
+        with anyio.fail_after(20):
+            while "ben" not in running:
+                await asyncio.sleep(0.001)
+    finally:
+        ended.set()
+    await asyncio.gather(ben, later)
+    assert running == ["ann", "ben", "ann"]
 
 
 async def test_errors_and_the_lone_person() -> None:

@@ -169,6 +169,7 @@ class Shelf:
         """Offers one more model, or one with other settings: what is loaded with the old ones answers to its end."""
         place = self._places.setdefault(offer.name, _Place(offer))
         place.offer, place.error = offer, None
+        self._changed.set()
 
     def remove(self, name: str) -> None:
         """Takes back an offer, unless it has been loaded by now."""
@@ -415,7 +416,8 @@ class Shelf:
                     await self._unload(wanted)
                 fits_plan = self.used_bytes + wanted.offer.num_bytes <= self._memory_bytes
                 has_room = fits_plan and await asyncio.to_thread(wanted.offer.has_room)
-                if not self._is_wanted(wanted):
+                # The offer that its backend was loaded by may be back.
+                if wanted.is_open or not self._is_wanted(wanted):
                     return False
                 if wanted.backend is None:
                     loaded = [place for place in others if place.backend is not None]

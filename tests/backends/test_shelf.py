@@ -317,6 +317,21 @@ async def test_no_model_moves_for_someone_who_left(make: Make) -> None:
     assert (a.num_closes, b.num_loads) == (0, 0)
 
 
+async def test_settings_that_were_taken_back_while_others_waited_for_them_hold_up_nobody(make: Make) -> None:
+    shelf, (a, b) = make(1, 1, memory=2)
+    before = shelf.offers[0]
+    await shelf.take("a")
+    shelf.set(Model("a", 2).offer())
+    changing, other = (asyncio.ensure_future(shelf.take("a")) for _ in range(2))
+    await until(lambda: shelf.step("a")[0] == "wait")
+    changing.cancel()
+    shelf.set(before)
+    with anyio.fail_after(PATIENCE_S):
+        assert await other is a
+        await use(shelf, "b")
+    assert (a.num_closes, b.num_loads) == (0, 1)
+
+
 async def test_only_those_leave_whose_memory_is_needed(make: Make, clock: Clock) -> None:
     shelf, _ = make(1, 1, 1, memory=2)
     for _ in range(2):

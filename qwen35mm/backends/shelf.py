@@ -172,8 +172,11 @@ class Shelf:
         self._changed.set()
 
     def remove(self, name: str) -> None:
-        """Takes back an offer, unless it has been loaded by now."""
-        if self.state(name) in ("unloaded", "failed"):
+        """Takes back an offer, unless it is loaded by now, or somebody else waits for it."""
+        place = self._places[name]
+        is_used = place.backend is not None or place.num_leases or self._is_wanted(place)
+        # A step before `load` ends without it once nobody waits.
+        if not is_used and place.step != "load":
             del self._places[name]
 
     @property

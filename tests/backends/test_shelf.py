@@ -332,6 +332,41 @@ async def test_settings_that_were_taken_back_while_others_waited_for_them_hold_u
     assert (a.num_closes, b.num_loads) == (0, 1)
 
 
+@pytest.mark.parametrize("is_wanted", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_an_offer_is_taken_back_unless_a_request_waits_for_it(
+    make: Make, is_first: bool, is_wanted: bool
+) -> None:
+    shelf, _ = make(1, 1, memory=1)
+    new = Model("new")
+    await shelf.take("a")
+    first = None if is_first else asyncio.ensure_future(use(shelf, "b"))
+    await settled()
+    shelf.set(new.offer())
+
+    async def choose() -> None:
+        try:
+            await shelf.take("new")
+        finally:
+            shelf.remove("new")
+
+    chosen = asyncio.ensure_future(choose())
+    program = asyncio.ensure_future(use(shelf, "new")) if is_wanted else None
+    num_waiting = 1 + is_wanted + (not is_first)
+    await until(lambda: shelf.num_waiting == num_waiting and shelf.step("new" if is_first else "b")[0] == "wait")
+    chosen.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await chosen
+    shelf.give_back("a")
+    for each in filter(None, (first, program)):
+        await each
+    await settled()
+    assert [each.name for each in shelf.offers] == ["a", "b", "new"][: 2 + is_wanted]
+    assert new.num_loads == is_wanted
+    shelf.close()
+    assert new.num_closes == is_wanted
+
+
 async def test_only_those_leave_whose_memory_is_needed(make: Make, clock: Clock) -> None:
     shelf, _ = make(1, 1, 1, memory=2)
     for _ in range(2):

@@ -93,8 +93,10 @@ class BackendSwitch(LentBackend):
             fitted: `fit_source`'s version of them; its slots and KV type stay.
         """
         options = options or BackendOptions()
+        devices, free = DeviceRequest.parse(options.device).devices, available or available_within(options)
         if isinstance(backend, RemoteBackend):
-            return cls(Shelf([], 0), None, options, server=backend, available=available)
+            shelf = Shelf([], measure_room([], devices, free))
+            return cls(shelf, None, options, server=backend, available=available)
         if fitted is None:
             integers = backend.loaded.model.integers
             plain = "bf16" if options.weights == "bf16" else "auto"
@@ -105,9 +107,7 @@ class BackendSwitch(LentBackend):
         loaded = backend.loaded
         # The program's own memory is no model's.
         plan = replace(backend.engine.plan, runtime_bytes=tokenizer_bytes(loaded.config))
-        devices = DeviceRequest.parse(options.device).devices
         need = MemoryNeed(plan, fitted.cache, all(device.type == "cpu" for device in devices))
-        free = available or available_within(options)
         offer = _planned(loaded.name, loaded.path, fitted, need, has_tower=loaded.config.tower is not None).offer(free)
         shelf = Shelf([offer], max(measure_room([backend], devices, free), offer.num_bytes))
         shelf.put(offer.name, backend)

@@ -18,6 +18,7 @@ import torch
 
 from qwen35mm.assets import demo_model_path
 from qwen35mm.backends.local import LocalBackend
+from qwen35mm.backends.remote.backend import RemoteBackend
 from qwen35mm.cache import CacheSettings
 from qwen35mm.checkpoints.lora_choices import LoraChoice
 from qwen35mm.contract import Event, Finished, GenerationRequest, Message, SamplingParams, Text, TextDelta
@@ -123,6 +124,14 @@ async def test_another_model_takes_its_place(
     await switch.switch("demo")
     assert (switch.loaded.name, switch.context_length) == ("demo", 1024)
     assert await answer(switch) == expected
+
+
+async def test_beside_a_server_models_share_the_memory_too(other: Path) -> None:
+    switch = BackendSwitch.of(RemoteBackend("http://127.0.0.1:1"), OPTIONS, available=lambda _: 1 << 40)
+    for folder in (demo_model_path(), other):
+        await switch.switch(folder, context_length=512)
+    assert [switch.shelf.state(each.name) for each in switch.shelf.offers] == ["loaded", "loaded"]
+    switch.close()
 
 
 async def test_the_old_weights_are_gone_before_the_new_ones_come(

@@ -107,6 +107,8 @@ export interface ChangeState extends Work {
   is_download: boolean;
   /** For answers of the models that have to leave. */
   is_waiting: boolean;
+  /** Whether the person left that wait: nothing changed. */
+  is_cancelled: boolean;
   /** How much of a download is here, its speed, and the time left. */
   detail: Said;
   error: Said | null;

@@ -226,6 +226,10 @@ export class Models {
     const wasSeen = dialog.open;
     this.progress.hidden = true;
     dialog.close();
+    if (state?.is_cancelled) {
+      await this.load();
+      return false;
+    }
     if (state && !state.error) {
       if (this.state.chat.id) sessionStorage.setItem(CHOSEN_IN, this.state.chat.id);
       // Somebody who goes on with a chat that a reload would end isn't interrupted.

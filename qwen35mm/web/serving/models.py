@@ -85,7 +85,8 @@ class Models:
         }
 
     def state(self) -> dict[str, Any]:
-        """The state of the change: `busy`, `is_download`, `label`, `detail`, `share`, `error`."""
+        """The state of the change: `busy`, `is_download`, `is_waiting`, `is_cancelled`, `label`, `detail`, `share`,
+        `error`."""
         if self._download is not None:
             return self._state | self._download.describe() | {"is_download": True}
         if (coming := self._switch.coming) is not None:
@@ -349,10 +350,11 @@ class Models:
         self._server = server.id
 
     async def _change(self, change: Coroutine[Any, Any, None]) -> None:
-        error = None
+        error, is_cancelled = None, False
         try:
             await change
         except asyncio.CancelledError:
+            is_cancelled = True
             logger.info("the model stays as it was: the person didn't wait")
         except DownloadCancelled:
             error = say("The download was cancelled. It resumes next time.")
@@ -360,12 +362,12 @@ class Models:
             error = said_of(problem)
         except Exception as problem:
             error = report_bug(logger, "the model could not be changed", problem)
-        self._state = told("", error=error)
+        self._state = told("", error=error) | {"is_cancelled": is_cancelled}
 
 
 def told(label: Said, *, busy: bool = False, error: Said | None = None) -> dict[str, Any]:
     """A change's state for the page."""
-    how = {"busy": busy, "is_download": False, "is_waiting": False}
+    how = {"busy": busy, "is_download": False, "is_waiting": False, "is_cancelled": False}
     return {**how, "label": label, "detail": "", "share": None, "error": error}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Route, expect
 
@@ -260,6 +261,26 @@ def two_models(browser: Browser, demo: LoadedModel) -> Iterator[tuple[Models, st
     server = serve(backend, port=0)
     yield models, server.address
     server.close()
+
+
+def test_a_wait_for_another_model_is_left_and_nothing_ends(browser: Browser, two_models: tuple[Models, str]) -> None:
+    models, address = two_models
+    models.shelf._memory_bytes = 1
+    with chat_pages(browser, address) as opener:
+        page: ChatPage = opener()
+        page.page.get_by_role("button", name="Temporary chat").click()
+        page.ask("Hello")
+        page.wait_ending(TEXT)
+        # A program's answer, which doesn't end.
+        with start_blocking_portal() as portal:
+            portal.call(models.shelf.take, "demo")
+        page.page.get_by_role("button", name="demo", exact=True).click()
+        page.page.get_by_role("dialog", name="Models").get_by_role("button", name="bee").click()
+        expect(page.dialog).to_contain_text("Waiting for the answer in progress")
+        with page.page.expect_response("**/api/models"):
+            page.dialog.get_by_role("button", name="Cancel").click()
+        expect(page.dialog).to_have_count(0)
+        expect(page.questions).to_have_count(1)
 
 
 @pytest.mark.slow

@@ -137,7 +137,8 @@ async def test_a_model_that_waits_for_others_answers_need_not_be_waited_for(mode
         await api.cancel_change(me)
         while (state := api.state())["busy"]:
             await asyncio.sleep(0)
-    assert (state["error"], switch.name, models.shelf.num_waiting) == (None, "demo", 0)
+    assert (state["error"], state["is_cancelled"]) == (None, True)
+    assert (switch.name, models.shelf.num_waiting) == ("demo", 0)
     assert models.shelf.is_open("demo")
 
 

@@ -97,7 +97,7 @@ export class Models {
     if (!this.app.suggestion) return null;
     const { name, source, size, fit, is_new } = this.app.suggestion;
     const words = is_new ? t("Get a real model") : t("Use {name}", { name });
-    const go = () => this.propose({ source, is_new }, { name, is_demo: false, is_offered: false });
+    const go = () => this.propose({ source, is_new }, { name, is_demo: false, is_offered: false, is_loaded: false });
     return button("strong", [is_new && icon("download"), h("span", `${words} · ${said(size)} · ${said(fit)}`)], go);
   }
 
@@ -156,10 +156,10 @@ export class Models {
    * Makes a change once the person has seen what memory it takes, and agrees. A server's model takes none, and one that
    * the program has in hand was planned before.
    * @param {ModelChange} change
-   * @param {Pick<Model, "name" | "is_demo" | "is_offered">} [model]
+   * @param {Pick<Model, "name" | "is_demo" | "is_offered" | "is_loaded">} [model]
    */
   async propose(change, model) {
-    if (change.server || model?.is_offered) return this.change(change, model?.is_offered);
+    if (change.server || model?.is_offered) return this.change(change, model?.is_offered, model?.is_loaded);
     const name = model ? nameOf(model) : (change.source ?? "");
     // One at a time.
     if (change.is_new && !this.progress.hidden) return this.progress.click();
@@ -171,7 +171,7 @@ export class Models {
         ? { title: t("Use {name}", { name }), words: h("p", stay), label: t("Load") }
         : { title: t("Context and memory"), label: t("Apply") };
     const meant = await askSettings(this.requests, change, texts);
-    return meant ? this.change(meant) : this.load();
+    return meant ? this.change(meant, meant.is_new, "words" in texts) : this.load();
   }
 
   /**
@@ -179,8 +179,10 @@ export class Models {
    * Resolves to whether the page reloads.
    * @param {ModelChange} change
    * @param {boolean} [goOn] whether answers in progress go on
+   * @param {boolean} [isKnown] whether the person knows that a temporary chat ends, or it doesn't
    */
-  async change(change, goOn = change.is_new) {
+  async change(change, goOn = change.is_new, isKnown = false) {
+    if (this.state.chat.temporary && !isKnown && !(await askToEnd())) return this.load();
     const answers = goOn ? [] : [...this.state.live.keys()];
     if (answers.length && !(await askToStop())) return this.load();
     await Promise.all(answers.map((node) => this.requests.ask("stop", { node })));
@@ -242,6 +244,11 @@ export class Models {
     await this.load();
     return false;
   }
+}
+
+function askToEnd() {
+  const go = { label: t("Continue"), kind: "strong", value: () => true };
+  return ask(t("Changing the model"), h("p", t("This temporary chat ends.")), [cancel(), go]);
 }
 
 function askToStop() {

@@ -263,6 +263,7 @@ def two_models(browser: Browser, demo: LoadedModel) -> Iterator[tuple[Models, st
     server.close()
 
 
+@pytest.mark.slow
 def test_a_wait_for_another_model_is_left_and_nothing_ends(browser: Browser, two_models: tuple[Models, str]) -> None:
     models, address = two_models
     models.shelf._memory_bytes = 1
@@ -276,6 +277,8 @@ def test_a_wait_for_another_model_is_left_and_nothing_ends(browser: Browser, two
             portal.call(models.shelf.take, "demo")
         page.page.get_by_role("button", name="demo", exact=True).click()
         page.page.get_by_role("dialog", name="Models").get_by_role("button", name="bee").click()
+        expect(page.dialog).to_contain_text("This temporary chat ends.")
+        page.dialog.get_by_role("button", name="Continue").click()
         expect(page.dialog).to_contain_text("Waiting for the answer in progress")
         with page.page.expect_response("**/api/models"):
             page.dialog.get_by_role("button", name="Cancel").click()

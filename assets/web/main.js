@@ -316,8 +316,13 @@ class Page {
     const lasting = (/** @type {Start["app"]} */ app) =>
       JSON.stringify({ ...app, suggestion: null, change: null, taken: null });
     if (lasting(now.app) === lasting(this.app)) return;
+    const { model: name } = now.app;
+    const words =
+      name === this.app.model
+        ? t("The program was restarted with other settings. Reload the page to see them.")
+        : t("Another model answers now: {name}. Reload the page to use it.", { name });
     Object.assign(this.app, now.app);
-    this.say(t("The program was restarted with other settings. Reload the page to see them."), "note");
+    this.say(words, "note");
   }
 
   /** Says that something doesn't fit, and takes what is chosen of what would. */

@@ -245,6 +245,14 @@ class BackendSwitch(LentBackend):
         await self._take(offer)
         self._options = options
 
+    def return_to(self, name: str) -> bool:
+        """Answers with a model that was chosen before, if it is loaded still; whether it is."""
+        if not self.shelf.is_open(name):
+            return False
+        self._server = None
+        self.choose(name)
+        return True
+
     async def connect(self, server: RemoteBackend) -> None:
         """Answers with a server's model; frees the memory of models in this process that answer nobody.
 

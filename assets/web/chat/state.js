@@ -71,6 +71,7 @@ export class PageState {
     this.view = view;
     this.requests = requests;
     this.watch = watch;
+    this.app = app;
     this.examples = app.examples;
     this.preferences = preferences;
     /** The tool servers that a chat may use. */
@@ -193,7 +194,7 @@ export class PageState {
   async #sendOnce(/** @type {Outgoing} */ message) {
     for (;;)
       try {
-        return await this.requests.call("send", message);
+        return await this.requests.call("send", { ...message, model: this.app.model });
       } catch (problem) {
         if (problem instanceof Problem && problem.kind === "busy") {
           const { answers } = problem;
@@ -221,12 +222,13 @@ export class PageState {
    * @param {Settings} [own] settings of this answer alone
    */
   answer(node, own) {
-    const { id: conversation } = this.chat;
-    return this.#change("again", own ? { conversation, node, own } : { conversation, node, settings: this.settings });
+    const asked = { conversation: this.chat.id, node, model: this.app.model };
+    return this.#change("again", own ? { ...asked, own } : { ...asked, settings: this.settings });
   }
 
   goOn(/** @type {Message} */ { id }) {
-    return this.#change("continue", { conversation: this.chat.id, node: id, settings: this.settings });
+    const { settings, app } = this;
+    return this.#change("continue", { conversation: this.chat.id, node: id, settings, model: app.model });
   }
 
   showBranch(/** @type {string} */ node) {

@@ -251,6 +251,8 @@ export interface Outgoing {
   attachments: Attachment[];
   once?: Once;
   temporary?: boolean;
+  /** That the page shows. */
+  model?: string;
 }
 
 /** What holds for one message alone: limits of its media, and the oldest message that its prompt holds. */
@@ -383,9 +385,9 @@ export interface Methods {
   open(args: OfChat & { node?: string }): Chat;
   send(args: Outgoing): Changed;
   /** `own` are of this answer alone. */
-  again(args: OfChat & { node: string | null; settings?: Settings; own?: Settings }): Changed;
+  again(args: OfChat & { node: string | null; settings?: Settings; own?: Settings; model: string }): Changed;
   answers(args: OfNode): { answers: Answer[] };
-  continue(args: OfNode & { settings: Settings }): Changed;
+  continue(args: OfNode & { settings: Settings; model: string }): Changed;
   branch(args: OfNode): Changed;
   delete_message(args: OfNode): Changed;
   edit_answer(args: OfNode & { text: string }): Changed;

@@ -95,6 +95,7 @@ class Question(BaseModel):
         parent: the message before it; any but the last begins a branch. None makes it a first message.
         at_end: if the branch has grown below `parent`, as from another tab, the message goes to its end instead.
         settings: None takes the conversation's.
+        model: that the page shows; None takes any.
     """
 
     id: Id | None = None
@@ -105,6 +106,7 @@ class Question(BaseModel):
     attachments: list[SentFile] = []
     settings: dict[str, Any] | None = None
     once: Once = Once()
+    model: str | None = None
 
 
 class BusyError(QueueFullError):

@@ -26,8 +26,9 @@ from qwen35mm.chat.store.store import ConversationStore
 from qwen35mm.chat.store.trash import Trash
 from qwen35mm.chat.store.tree import Tree
 from qwen35mm.contract import Backend
-from qwen35mm.errors import NotFoundError, PromptError
+from qwen35mm.errors import NotFoundError, PromptError, RequestError
 from qwen35mm.http.requests import request
+from qwen35mm.model_library import BackendSwitch
 from qwen35mm.pools import REQUESTS, SEARCH, STRIPS, THUMBNAILS, Asker
 from qwen35mm.web.rendering.view import answers_view, attachment_view, chat_view, conversation_line, found_line
 from qwen35mm.web.rendering.wording import describe_memory
@@ -252,7 +253,20 @@ class Api:
             return sent
         num_bytes, is_new = len(question.text.encode("utf-8", "replace")), question.conversation is None
         await REQUESTS.run(self._usage.check, person, num_bytes=num_bytes, num_conversations=int(is_new))
+        self._return_to(question.model)
         return await self._turns.send(person, question)
+
+    def _return_to(self, model: str | None) -> None:
+        """Has the model answer that a page shows: another tab may have chosen another one, for its own chat.
+
+        Raises:
+            RequestError: it isn't loaded any more.
+        """
+        backend = self._backend
+        if model is None or not isinstance(backend, BackendSwitch) or model == (name := backend.info.name):
+            return
+        if not backend.return_to(model):
+            raise RequestError(say("Another model answers now: {name}. Reload the page to use it.", name=name))
 
     async def _sent(self, person: Person, question: str) -> tuple[str, str] | None:
         """Ids of a message's conversation and reply, which begins now if there is none; None for a new message."""
@@ -326,19 +340,27 @@ class Api:
         node: str,
         settings: dict[str, Any] | None = None,
         own: dict[str, Any] | None = None,
+        model: str | None = None,
     ) -> Any:
         """Another answer to a question; `own` are settings of this answer alone."""
         checked = None if own is None else Settings.read(own)
         await self._take_settings(person, conversation, settings)
+        self._return_to(model)
         reply = await self._turns.answer_again(person, conversation, node, checked)
         return await self._shown(person, conversation, reply)
 
     @request
     async def continue_(
-        self, person: Person, conversation: str, node: str, settings: dict[str, Any] | None = None
+        self,
+        person: Person,
+        conversation: str,
+        node: str,
+        settings: dict[str, Any] | None = None,
+        model: str | None = None,
     ) -> Any:
         """Continues an answer that ended early."""
         await self._take_settings(person, conversation, settings)
+        self._return_to(model)
         return await self._shown(person, conversation, await self._turns.go_on(person, conversation, node))
 
     @request

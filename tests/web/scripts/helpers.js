@@ -241,6 +241,10 @@ export function makeState(program, drawn = [], watched = [], nowMs = () => 0) {
     whenThere: () => program.whenThere,
   };
   const examples = [{ text: "Which shape?", kind: /** @type {const} */ ("image"), url: "", poster: "" }];
-  const start = { app: /** @type {any} */ ({ examples }), preferences: { settings: { top_k: 5 } }, tools: [] };
+  const start = {
+    app: /** @type {any} */ ({ examples, model: "demo" }),
+    preferences: { settings: { top_k: 5 } },
+    tools: [],
+  };
   return new PageState(view, program.requests, (ids) => watched.push(ids), start, nowMs);
 }

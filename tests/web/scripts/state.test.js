@@ -103,6 +103,7 @@ suite("changing a conversation", () => {
       settings: { top_k: 5 },
       text: "Hello",
       attachments: [],
+      model: "demo",
     });
     await program.find("send").answer({ chat: makeChat("one", { running: ["reply"] }), reply: "reply" });
     assert.equal(/** @type {any} */ (await sent).reply, "reply");
@@ -196,9 +197,9 @@ suite("changing a conversation", () => {
     const message = makeMessage({ id: "answer", parent: "question" });
     state.answer(message.parent);
     state.goOn(message);
-    const settings = { seed: 3 };
-    assert.deepEqual(program.find("again").args, { conversation: "one", node: "question", settings });
-    assert.deepEqual(program.find("continue").args, { conversation: "one", node: "answer", settings });
+    const rest = { settings: { seed: 3 }, model: "demo" };
+    assert.deepEqual(program.find("again").args, { conversation: "one", node: "question", ...rest });
+    assert.deepEqual(program.find("continue").args, { conversation: "one", node: "answer", ...rest });
   });
 
   test("an example that is gone is not sent", async () => {

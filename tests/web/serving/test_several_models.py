@@ -65,9 +65,9 @@ def told(ask: Any) -> list[tuple[str, bool, bool]]:
     return [(each["name"], each["current"], each["is_loaded"]) for each in listed]
 
 
-def answered(ask: Any, page: httpx.Client) -> Any:
+def answered(ask: Any, page: httpx.Client, method: str = "send", **asked: Any) -> Any:
     """A question's answer when it has ended."""
-    sent = ask("send", text="Hello")
+    sent = ask(method, **({"text": "Hello"} | asked))
     reply, chat = sent["reply"], sent["chat"]["id"]
     with page.stream("POST", "qwen35mm/watch", json={"answers": [reply]}) as stream:
         for _ in stream.iter_lines():
@@ -104,6 +104,23 @@ def test_another_of_the_models_answers_and_the_first_again(ask: Any, page: httpx
         assert any(TEXT in line for line in lines)
     assert told(ask) == [("demo", True, True), ("bee", False, False)]
     assert "There is no folder 'other'" in english(changed(ask, source="other"))
+
+
+def test_a_tab_is_answered_by_the_model_that_it_shows(ask: Any, page: httpx.Client, models: Models) -> None:
+    changed(ask, source="bee")
+    told = "Another model answers now: {}. Reload the page to use it."
+    assert english(ask("send", text="Hello", model="demo")) == told.format("bee")
+    models.shelf._memory_bytes = 2
+    page.post("v1/chat/completions", json=ASKED | {"model": "demo"}).raise_for_status()
+    assert answered(ask, page, model="demo")["model"] == "demo"
+    chat = ask("send", text="Hello", model="bee")["chat"]
+    reply = chat["messages"][-1]
+    assert reply["model"] == "bee"
+    ask("stop", node=reply["id"])
+    again = {"conversation": chat["id"], "node": reply["parent"]}
+    assert answered(ask, page, "again", **again, model="demo")["model"] == "demo"
+    gone = {"conversation": chat["id"], "node": reply["id"], "model": "gone"}
+    assert english(ask("continue", **gone)) == told.format("demo")
 
 
 def test_trouble_with_another_model_keeps_the_one_that_answers(ask: Any, page: httpx.Client, models: Models) -> None:

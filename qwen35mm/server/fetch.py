@@ -28,6 +28,8 @@ MAX_REDIRECTS = 3
 TIMEOUT_S = 60.0
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
+# Addresses of each version that are tried.
+_MOST_EACH = 2
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -137,7 +139,10 @@ async def _global_addresses(host: str, port: int) -> list[str]:
         raise _RefusedError(say("it isn't an address of the internet"))
     if not addresses:
         raise _RefusedError(say("it can't be reached"))
-    return list(dict.fromkeys(map(str, addresses)))
+    # A name may list any number, to have others' ports tried; a network may have no way to one of the versions.
+    found = {version: [each for each in addresses if each.version == version] for version in (4, 6)}
+    tried = {*found[4][:_MOST_EACH], *found[6][:_MOST_EACH]}
+    return [str(each) for each in dict.fromkeys(addresses) if each in tried]
 
 
 def _is_of_the_internet(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

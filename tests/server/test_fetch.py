@@ -106,6 +106,7 @@ async def test_an_address_within_another_one_counts_and_a_name_is_asked_for_once
         "nat64": ["64:ff9b::808:808"],
         "sixtofour": ["2002:808:808::1"],
         "six": ["2606:4700::1111"],
+        "many": ["2606:4700::1", "2606:4700::2", "2606:4700::3", "8.8.8.1", "8.8.8.2", "8.8.8.3"],
         "nat64-inside": ["64:ff9b::c0a8:1"],
         "nobodys": ["::7f00:1"],
         "one-inside": ["8.8.8.8", "192.168.0.1"],
@@ -119,6 +120,8 @@ async def test_an_address_within_another_one_counts_and_a_name_is_asked_for_once
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
     for host in ("plain", "nat64", "sixtofour", "six"):
         assert await fetch._global_addresses(host, 80) == found[host]
+    many = found["many"]
+    assert await fetch._global_addresses("many", 80) == [*many[:2], *many[3:5]], "two of each version"
     for host in ("nat64-inside", "nobodys", "one-inside", "nowhere"):
         with pytest.raises(fetch._RefusedError):
             await fetch._global_addresses(host, 80)

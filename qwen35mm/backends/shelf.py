@@ -159,7 +159,8 @@ class Shelf:
     @property
     def offers(self) -> list[Offer]:
         """All models, in the order in which they were offered."""
-        return [place.offer for place in self._places.values()]
+        # A page's threads ask for these while others are offered: they go through a list of their own.
+        return [place.offer for place in [*self._places.values()]]
 
     def offer(self, name: str | None) -> Offer | None:
         """The model of this name; None if there is none."""
@@ -202,7 +203,7 @@ class Shelf:
     @property
     def used_bytes(self) -> int:
         """The most that the loaded models take, by their plans."""
-        return sum(place.made_by.num_bytes for place in self._places.values() if place.backend is not None)
+        return sum(place.made_by.num_bytes for place in [*self._places.values()] if place.backend is not None)
 
     @property
     def num_waiting(self) -> int:
@@ -210,24 +211,26 @@ class Shelf:
         return len(self._line)
 
     def state(self, name: str) -> State:
-        place = self._places[name]
+        place = self._places.get(name)
+        if place is None:
+            return "unloaded"
         if place.is_loaded:
             return "loaded"
         return "loading" if place.step is not None else "unloaded" if place.error is None else "failed"
 
     def step(self, name: str) -> tuple[Step | None, float | None]:
         """What is done to load a model, and the share of its weights that is read."""
-        place = self._places[name]
-        return place.step, place.share
+        place = self._places.get(name)
+        return (None, None) if place is None else (place.step, place.share)
 
     def leaving(self, name: str | None, num_bytes: int) -> list[Offer]:
         """The models that would be unloaded for one of this size; not the one whose place it takes, by its name."""
-        others = [each for each in self._places.values() if each.backend is not None and each.offer.name != name]
+        others = [each for each in [*self._places.values()] if each.backend is not None and each.offer.name != name]
         return [place.made_by for place in self._in_the_way(others, num_bytes)]
 
     def error(self, name: str) -> Said | None:
         """Why a model couldn't be loaded; None if it could, or wasn't tried."""
-        return self._places[name].error
+        return place.error if (place := self._places.get(name)) else None
 
     def put(self, name: str, backend: LocalBackend) -> None:
         """Puts a model that is loaded already into its place."""

@@ -143,10 +143,12 @@ class Decoders:
                     state.idle.append((process, time.monotonic()))
                     self._watch(state)
             if not stays:
-                process.kill()
-                process.end()
-                with state.lock:
-                    state.busy.discard(process)
+                try:
+                    process.kill()
+                    process.end()
+                finally:
+                    with state.lock:
+                        state.busy.discard(process)
 
     def _start(self, state: _State, name: Said) -> Process:
         try:

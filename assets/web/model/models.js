@@ -120,7 +120,7 @@ export class Models {
     if (sessionStorage.getItem(CHOSEN_IN) === id) return;
     sessionStorage.removeItem(CHOSEN_IN);
     // Where one was replaced by another on the page, nobody expects the old one.
-    if (!used || used === app.model || !app.has_several || app.server) return;
+    if (!used || used === app.model || !app.has_several || app.server || !this.progress.hidden) return;
     const found = await this.requests.ask("models", {}, "models of a chat");
     const offered = found?.models.filter(({ is_offered }) => is_offered) ?? [];
     if (!found || this.state.chat.id !== id) return;

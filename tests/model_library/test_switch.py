@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 import torch
 
@@ -33,6 +34,7 @@ from tests.small_adapters import write_adapter
 QUESTION = [Message("user", (Text("What is in the picture?"),))]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 MIB = 1 << 20
+PATIENCE_S = 20.0
 
 OPTIONS = BackendOptions(
     dtype="float32",
@@ -82,6 +84,13 @@ async def first_words(switch: BackendSwitch) -> AsyncIterator[Event]:
         if isinstance(event, TextDelta):
             break
     return events
+
+
+async def waits(switch: BackendSwitch, name: str) -> None:
+    """Until a model waits for the answers of others."""
+    with anyio.fail_after(PATIENCE_S):
+        while not switch.coming or switch.shelf.step(name)[0] != "wait":
+            await asyncio.sleep(0)
 
 
 async def test_it_answers_as_what_it_holds(make: Make) -> None:
@@ -225,8 +234,7 @@ async def test_a_reply_in_progress_ends_before_its_model_leaves(
     events, old = await first_words(switch), switch.answering
     change = asyncio.ensure_future(switch.switch(None if settings else other, **settings))
     name = "demo" if settings else "other"
-    while not switch.coming or switch.shelf.step(name)[0] != "wait":
-        await asyncio.sleep(0)
+    await waits(switch, name)
     later = asyncio.ensure_future(answer(switch))
     assert isinstance([event async for event in events][-1], Finished)
     await change
@@ -240,8 +248,7 @@ async def test_a_change_that_waits_can_be_left(make: Make, other: Path) -> None:
     switch = make(WORK)
     events = await first_words(switch)
     change = asyncio.ensure_future(switch.switch(other))
-    while not switch.coming or switch.shelf.step("other")[0] != "wait":
-        await asyncio.sleep(0)
+    await waits(switch, "other")
     change.cancel()
     with pytest.raises(asyncio.CancelledError):
         await change

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
+import anyio
 import httpx
 import pytest
 
@@ -148,12 +149,13 @@ async def test_a_model_that_waits_for_others_answers_need_not_be_waited_for(mode
     api, me = PageModels(switch, rest, Servers(tmp_path / "servers.json")), Person("me")
     async with models.shelf.lease("demo"):
         await api.change_model(me, source="bee")
-        while not (state := api.state())["is_waiting"]:
-            await asyncio.sleep(0)
-        assert english(state["label"]) == "Waiting for the answer in progress"
-        await api.cancel_change(me)
-        while (state := api.state())["busy"]:
-            await asyncio.sleep(0)
+        with anyio.fail_after(PATIENCE_S):
+            while not (state := api.state())["is_waiting"]:
+                await asyncio.sleep(0)
+            assert english(state["label"]) == "Waiting for the answer in progress"
+            await api.cancel_change(me)
+            while (state := api.state())["busy"]:
+                await asyncio.sleep(0)
     assert (state["error"], state["is_cancelled"]) == (None, True)
     assert (switch.name, models.shelf.num_waiting) == ("demo", 0)
     assert models.shelf.is_open("demo")

@@ -76,6 +76,7 @@ class BackendSwitch(LentBackend):
         self._adapted = {each.folder for each in shelf.offers}
         self.has_several = len(shelf.offers) > 1
         self.coming: str | None = None
+        self._unloading: asyncio.Future[None] | None = None
 
     @classmethod
     def of(
@@ -270,7 +271,8 @@ class BackendSwitch(LentBackend):
         self._servers.append(server)
         self._server = server
         self.choose("")
-        await self.shelf.unload_idle(0)
+        # Its turn may come only after a model that waits for answers, and the server answers already.
+        self._unloading = asyncio.ensure_future(self.shelf.unload_idle(0))
 
     async def larger_context(self, limit: int | None = None) -> int | None:
         """The largest context length above the current one that the model and the memory allow.

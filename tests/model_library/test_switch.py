@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -255,6 +256,19 @@ async def test_a_change_that_waits_can_be_left(make: Make, other: Path) -> None:
     assert [event async for event in events]
     assert switch.loaded.name == "demo"
     assert await answer(switch)
+
+
+async def test_a_server_answers_while_a_model_waits(make: Make, other: Path) -> None:
+    switch = make(WORK)
+    events, server = await first_words(switch), RemoteBackend("http://127.0.0.1:1")
+    server.connect = AsyncMock()
+    program = asyncio.ensure_future(switch.switch(other))
+    await waits(switch, "other")
+    with anyio.fail_after(PATIENCE_S):
+        await switch.connect(server)
+    assert switch.server is server
+    program.cancel()
+    assert [event async for event in events]
 
 
 @pytest.mark.parametrize("available", [1 << 40, WORK])
